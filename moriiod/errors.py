@@ -198,6 +198,13 @@ class DuplicateClient(MoriiodError):
     code = "DUPLICATE_CLIENT"
 
 
+class ClientUnusable(MoriiodError):
+    """The client object is closed, or was inherited by a forked process."""
+
+    code = "CLIENT_UNUSABLE"
+    remedy = "Make a client of your own, after the fork and in the process that uses it."
+
+
 class Busy(MoriiodError):
     """A limit is reached; the request was not taken. Fields: limit, value, retry_after_s."""
 
@@ -272,7 +279,6 @@ class TransferTimedOut(TransferFailed):
     """The transfer did not end within its time."""
 
     code = "TIMED_OUT"
-    retryable = True
 
 
 class TransferAborted(TransferFailed):

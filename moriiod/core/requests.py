@@ -66,11 +66,13 @@ class Orphan(Strict):
     """A reservation that was open when the client's previous daemon was lost.
 
     The new daemon makes sure that no producer can still write into its blocks before it reports
-    the transfer as failed.
+    the transfer as failed. ``epoch`` is the daemon start that granted the blocks (a daemon may be
+    lost before it could fence its predecessor); None means ``Attach.lost_epoch``.
     """
 
     transfer_id: TransferId
     peer: PeerAddress
+    epoch: Epoch | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Configuration: one frozen ``Config``, built once from file < environment < flags."""

@@ -7,6 +7,7 @@ sizes of the instance it belongs to, so nobody has to be told 64 ports.
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -126,7 +127,7 @@ def check_port_ranges(ranges: Sequence[PortRange]) -> None:
                 count=item.count,
             )
     in_order = sorted(ranges, key=lambda item: item.first)
-    for low, high in zip(in_order, in_order[1:], strict=False):
+    for low, high in itertools.pairwise(in_order):
         if high.first <= low.last:
             raise ConfigError(
                 f"{low.name} ({low.first}..{low.last}) and {high.name} "

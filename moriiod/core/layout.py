@@ -1,7 +1,7 @@
-"""Checks of what a worker says about its KV cache, alone and against a peer's.
+"""Checks of what a worker says about its KV cache and its blocks, alone and against a peer's.
 
 Everything is exact: Python's integers do not wrap, and after these checks no offset of a block
-inside its region can leave it or exceed 62 bits (safety rule S5).
+inside its region can leave it or exceed 62 bits (safety rule S5). ``planner`` builds on them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,32 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from moriiod.core.geometry import CacheLayout, KvGroup, KvLayer
 from moriiod.core.ids import MAX_LAYERS
 from moriiod.core.overlap import Run, first_overlap
-from moriiod.errors import GeometryMismatch, InvalidGeometry
+from moriiod.core.plan import Int64Array
+from moriiod.core.planner import BlockPairs, Planner, build_plan
+from moriiod.errors import (
+    GeometryMismatch,
+    InvalidArgument,
+    InvalidGeometry,
+    LengthMismatch,
+    OutOfRange,
+)
+
+__all__ = [
+    "BlockPairs",
+    "Planner",
+    "build_plan",
+    "check_layout",
+    "compare_layouts",
+    "geometry_digest",
+    "needed_bytes",
+    "pair_by_position",
+    "unpack_blocks",
+]
 
 #: Changes whenever a field joins or leaves the comparison, so that old and new never agree.
 _DIGEST_VERSION = "moriiod-geometry-1"
@@ -88,7 +110,8 @@ def _check_layer(group: KvGroup, layer: KvLayer, region_bytes: tuple[int, ...]) 
     needed, there = needed_bytes(group, layer), region_bytes[layer.region]
     if needed > there:
         raise InvalidGeometry(
-            f"layer {layer.name!r} needs {needed} bytes of region {layer.region}, which has {there}",
+            f"layer {layer.name!r} needs {needed} bytes of region {layer.region}, "
+            f"which has {there}",
             **place,
             region=layer.region,
             needed_bytes=needed,
@@ -189,3 +212,87 @@ def _aspects(layout: CacheLayout) -> Iterator[_Aspect]:
             yield _Aspect(where, "layer name", layer.name)
             yield _Aspect(f"layer {layer.name}", "pieces", layer.pieces)
             yield _Aspect(f"layer {layer.name}", "piece_bytes", layer.piece_bytes)
+
+
+# --- Blocks of one transfer -------------------------------------------------------------------
+
+
+def unpack_blocks(
+    packed: bytes, num_blocks: int, what: str, *, distinct: bool = False
+) -> Int64Array:
+    """Return the block ids of one group as an array.
+
+    A block may be named twice where it is only read from. Where it is written to, two different
+    blocks would land in it, so a list of destinations must be distinct.
+
+    Args:
+        packed: Little-endian u32 ids.
+        num_blocks: Blocks the cache of that very rank has.
+        what: What the list is, for the error.
+        distinct: Refuse an id that is named twice.
+
+    Returns:
+        int64 [n] in the given order, each in 0 .. num_blocks - 1.
+
+    Raises:
+        OutOfRange: An id that the cache does not have; fields ``id`` and ``limit``.
+        InvalidArgument: Broken packing, or an id twice although ``distinct``; field ``id``.
+    """
+    if len(packed) % 4:
+        raise InvalidArgument(
+            f"{what}: {len(packed)} bytes are no whole number of u32 ids", n_bytes=len(packed)
+        )
+    ids = np.frombuffer(packed, dtype="<u4").astype(np.int64)
+    if ids.size and int(ids.max()) >= num_blocks:
+        bad = int(ids[np.argmax(ids >= num_blocks)])
+        raise OutOfRange(
+            f"{what}: block {bad} is not below {num_blocks}", what=what, id=bad, limit=num_blocks
+        )
+    if distinct and ids.size > 1:
+        in_order = np.sort(ids)
+        is_repeat = in_order[1:] == in_order[:-1]
+        if is_repeat.any():
+            bad = int(in_order[np.argmax(is_repeat)])
+            raise InvalidArgument(f"{what}: block {bad} is named twice", what=what, id=bad)
+    return ids
+
+
+def pair_by_position(
+    destination: Int64Array,
+    source: Int64Array,
+    destination_first: int = 0,
+    source_first: int = 0,
+    what: str = "blocks",
+) -> tuple[Int64Array, Int64Array]:
+    """Lay a source list against a destination list by position in the prompt, never by length.
+
+    Entry ``i`` of a list is position ``first + i``. Both lists must end at the same position, and
+    the source must start no later than the destination: what the destination holds already (a
+    prefix hit) is skipped in the source, what it lacks must be there. READ has the local blocks
+    as destination, WRITE the remote ones.
+
+    Returns:
+        (destination, source), equally long; empty if the destination is.
+
+    Raises:
+        LengthMismatch: The lists end at different positions; both lengths are named.
+        InvalidArgument: The destination starts before the source.
+    """
+    if destination_first + len(destination) != source_first + len(source):
+        raise LengthMismatch(
+            f"{what}: {len(destination)} destination blocks from position {destination_first} "
+            f"and {len(source)} source blocks from position {source_first} do not end at the "
+            "same position",
+            destination_blocks=len(destination),
+            source_blocks=len(source),
+            destination_first=destination_first,
+            source_first=source_first,
+        )
+    if destination_first < source_first:
+        raise InvalidArgument(
+            f"{what}: the destination starts at position {destination_first}, but the source "
+            f"only at {source_first}",
+            destination_first=destination_first,
+            source_first=source_first,
+        )
+    return destination, source[destination_first - source_first :]

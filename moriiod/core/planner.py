@@ -7,10 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moriiod.core.blocks import BlockPairs
 from moriiod.core.geometry import CacheLayout, KvLayer
 from moriiod.core.plan import BlockSpans, Int64Array, LayerSpans, TransferPlan
 from moriiod.errors import InvalidArgument, LengthMismatch, OutOfRange
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockPairs:
+    """Blocks of one group to copy: ``local[i]`` and ``remote[i]`` are for the same tokens.
+
+    Both are int64 [n] and lie inside their caches (``layout.unpack_blocks``).
+    """
+
+    local: Int64Array
+    remote: Int64Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +44,7 @@ class Planner:
     Args:
         local: Our cache, passed by ``check_layout``.
         remote: The peer rank's cache, passed by ``check_layout`` and ``compare_layouts``.
-        pairs: What to copy, one entry for each group (``blocks.pair_tables``).
+        pairs: What to copy, one entry for each group; empty where nothing is to move.
         max_span_bytes: Largest size of one span; 0 = no limit.
 
     Raises:

@@ -42,7 +42,7 @@ test: $(STAMP) ## run all tests
 	$(PY) -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
 
 coverage: $(STAMP) ## run the tests without processes; show what of core and wire they miss
-	$(PY) -m pytest --cov --cov-report term-missing tests/unit tests/property $(ARGS)
+	$(PY) -m pytest --cov --cov-report term-missing $(wildcard tests/unit tests/property tests/scenarios) $(ARGS)
 
 check: format-check lint type layers meta ## everything that reads the source: run it before a commit
 
@@ -66,7 +66,7 @@ fix: $(STAMP) ## reformat and correct what ruff can
 	$(BIN)/ruff check --fix .
 
 bench: $(STAMP) ## run every script in tests/bench, one after the other
-	@set -e; for script in tests/bench/*.py; do \
+	@set -e; for script in $(sort $(wildcard tests/bench/*.py)); do \
 		echo "== $$script"; $(PY) "$$script" $(ARGS); \
 	done
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import uvloop
 from hypothesis import HealthCheck, settings
 
 from tests.support import leaks
@@ -61,6 +62,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def seed(request: pytest.FixtureRequest) -> int:
     """Return the seed for a test's own dice; the header of the run prints it."""
     return _seed(request.config)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def libuv_signal_pipe() -> None:
+    """Let libuv open the one pipe that it keeps for the life of the process."""
+    uvloop.new_event_loop().close()
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import uvloop
 import zmq
 
 from tests.support import leaks
@@ -83,6 +84,7 @@ def test_nothing_left_reports_nothing() -> None:
     context = zmq.Context()
     context.socket(zmq.PAIR).close(linger=0)
     context.term()
+    uvloop.new_event_loop().close()
     thread = threading.Thread(target=int)
     thread.start()
     thread.join()

@@ -118,6 +118,13 @@ class FencePeer:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadmitPeer:
+    """A fenced peer is back, alive, under its old epoch: it may reach local memory again."""
+
+    peer: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class Transition:
     """A transfer changed state; for the log, the metrics and the story."""
 
@@ -157,6 +164,7 @@ Effect = (
     | PostOp
     | CancelOp
     | FencePeer
+    | ReadmitPeer
     | Transition
     | CountProblem
     | DrainEnded

@@ -21,6 +21,14 @@ class RequestReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class EventUndelivered:
+    """An event could not be sent to its client (gone, or not reading)."""
+
+    route: ClientRoute
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerConnected:
     """A worker introduced itself on the fd socket; its liveness is watched from here on."""
 
@@ -147,6 +155,7 @@ class DrainRequested:
 
 Event = (
     RequestReceived
+    | EventUndelivered
     | WorkerConnected
     | RegionOffered
     | WorkerDied

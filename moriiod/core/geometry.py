@@ -103,5 +103,3 @@ class RemoteLayout(Strict):
     layout: CacheLayout
     engine: ShortText
     descriptors: Annotated[tuple[Annotated[bytes, MaxLen(65536)], ...], MaxLen(MAX_REGIONS)]
-
-

@@ -24,6 +24,8 @@ MAX_GROUPS: Final = 64
 MAX_LAYERS: Final = 4096
 #: Most memory regions of one cache layout.
 MAX_REGIONS: Final = 4096
+#: Block ids are u32 on the wire.
+MAX_BLOCK_ID: Final = 1 << 32
 #: Most block ids in one KV group of one transfer.
 MAX_BLOCKS_PER_GROUP: Final = 1 << 20
 

@@ -162,9 +162,7 @@ class LayerReady(Strict):
     """WRITE, producer: these layers (index over all groups in order) hold their final bytes."""
 
     transfer_id: TransferId
-    layers: Annotated[
-        tuple[Annotated[int, Ge(0), Le(MAX_LAYERS - 1)], ...], Len(1, MAX_LAYERS)
-    ]
+    layers: Annotated[tuple[Annotated[int, Ge(0), Le(MAX_LAYERS - 1)], ...], Len(1, MAX_LAYERS)]
 
 
 @dataclass(frozen=True, slots=True)

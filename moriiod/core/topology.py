@@ -163,6 +163,22 @@ def are_sizes_valid(producer_tp: int, consumer_tp: int) -> bool:
     )
 
 
+def check_dp_rank(dp_rank: int, dp_size: int) -> None:
+    """Check a DP rank from a request against the size that the peer itself registered.
+
+    A router's own idea of the DP size is not asked: it is often 1 where the peer has 8.
+
+    Raises:
+        InvalidTopology: The instance has no such DP rank.
+    """
+    if not _is_size(dp_size) or type(dp_rank) is not int or not 0 <= dp_rank < dp_size:
+        raise InvalidTopology(
+            f"DP rank {dp_rank!r} is not a rank of DP size {dp_size!r}",
+            dp_rank=repr(dp_rank),
+            dp_size=repr(dp_size),
+        )
+
+
 def heads_of_rank(rank: int, tp_size: int, total_kv_heads: int) -> range:
     """Return the KV heads that a rank of a TP group holds.
 

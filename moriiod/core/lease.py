@@ -1,0 +1,436 @@
+"""READ, producer side: the promise to keep published blocks until everybody has read them.
+
+    open --every rank of the ack set acked, no claim left--> released
+    open --expiry | abort | worker lost | claimant dead--> revoking --no claim left--> failed/released
+
+A *claim* is one consumer attempt that was told it may read. Time alone never ends a claim (safety
+rule S1): it ends by the consumer's Ack, or by the proof that the consumer is gone. Claims that came
+before the worker published wait in a bounded buffer (case A4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from moriiod.core import topology
+from moriiod.core.clients import Client, Clients
+from moriiod.core.context import Context
+from moriiod.core.early import Early
+from moriiod.core.fanin import AckVerdict, EarlyAcks, FanIn, TransferAck
+from moriiod.core.faults import wire_error
+from moriiod.core.ids import AttemptId, Epoch, TransferId
+from moriiod.core.blocks import count_blocks, unpack_groups
+from moriiod.core.messages import (
+    Ack,
+    AckConfirmed,
+    Claim,
+    ClaimGranted,
+    ClaimRefused,
+    Renew,
+    Renewed,
+    Revoke,
+)
+from moriiod.core.peers import Peer, Peers
+from moriiod.core.plan import Int64Array
+from moriiod.core.requests import Publish
+from moriiod.core.transfers import Admission, Ending, Memorial, Transfer
+from moriiod.errors import (
+    InvalidTopology,
+    LeaseExpired,
+    MoriiodError,
+    OutOfRange,
+    TransferAborted,
+    TransferConflict,
+    UnknownTransfer,
+    WorkerLost,
+)
+
+_ClaimKey = tuple[Epoch, AttemptId]
+
+
+@dataclass(eq=False)
+class LeaseClaim:
+    """One consumer attempt that may be reading."""
+
+    lease: Lease
+    peer: Peer
+    pull_id: AttemptId
+    #: Set when the consumer, or the proof of its end, says that it no longer reads.
+    is_closed: bool = False
+    #: Its Ack came while the lease was open, so its data was valid.
+    is_valid: bool = False
+
+    def peer_lost(self, error: MoriiodError) -> None:
+        """The consumer's daemon is silent: nothing ends, but look for proof that it is dead."""
+        if not self.is_closed:
+            self.lease.table.peers.fence(self.peer)
+
+    def peer_fenced(self) -> None:
+        """The consumer's daemon cannot read any more."""
+        if not self.is_closed:
+            self.lease.claimant_died(self)
+
+
+class Lease(Transfer):
+    """One published transfer."""
+
+    role = "publish"
+
+    def __init__(self, table: Leases, client: Client, request: Publish) -> None:
+        super().__init__(table.ctx, table.clients, client, request.transfer_id)
+        self.table = table
+        self.request = request
+        self.lease_id = table.ctx.new_attempt()
+        self.lease_s = request.lease_s or table.ctx.settings.lease_s
+        self.expires_at = table.ctx.now + self.lease_s
+        #: Sorted distinct block ids of each group.
+        self.blocks: list[Int64Array] = []
+        identity = table.ctx.identity
+        self.fan_in = FanIn(identity.tp_rank, identity.tp_size, request.remote_tp_size)
+        #: (instance, dp rank, tp size) of the one consumer group that may claim.
+        self.consumer: tuple[str, int, int] | None = None
+        self.claims: dict[_ClaimKey, LeaseClaim] = {}
+        self.was_refused_by_consumer = False
+        #: Why it is being revoked, None while it is open.
+        self.error: MoriiodError | None = None
+        #: The worker wanted it, so its end is a release and not a failure.
+        self.was_aborted_by_worker = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether claims are taken and acks are valid."""
+        return self.state == "open"
+
+    def open_claims(self) -> list[LeaseClaim]:
+        """Claims that have not ended."""
+        return [claim for claim in self.claims.values() if not claim.is_closed]
+
+    # --- Claims -------------------------------------------------------------------------------
+
+    def claim(self, peer: Peer, message: Claim) -> LeaseClaim:
+        """Let a consumer attempt read.
+
+        Raises:
+            MoriiodError: It may not; says why.
+        """
+        known = self.claims.get((peer.epoch, message.pull_id))
+        if not self.is_open or (known is not None and known.is_closed):
+            raise self.error or LeaseExpired("the lease is over")
+        if known is not None:
+            return known
+        self._check_consumer(peer)
+        self._check_blocks(message)
+        claim = LeaseClaim(self, peer, message.pull_id)
+        self.claims[peer.epoch, message.pull_id] = claim
+        self.table.peers.use(peer, claim)
+        return claim
+
+    def _check_consumer(self, peer: Peer) -> None:
+        identity, ours = peer.identity, self._ctx.identity
+        consumer = (identity.instance, identity.dp_rank, identity.tp_size)
+        if self.consumer not in (None, consumer):
+            raise TransferConflict("another instance reads this transfer", by=str(self.consumer))
+        if identity.tp_rank not in topology.ack_set(ours.tp_rank, ours.tp_size, identity.tp_size):
+            raise InvalidTopology(
+                "this consumer rank does not read this producer rank",
+                consumer_tp_rank=identity.tp_rank,
+                consumer_tp_size=identity.tp_size,
+                producer_tp_rank=ours.tp_rank,
+                producer_tp_size=ours.tp_size,
+            )
+        if self.consumer is None:
+            self.consumer = consumer
+            self._take_size(identity.tp_size)
+
+    def _take_size(self, consumer_tp_size: int) -> None:
+        """The handshake has the last word on the consumer's TP size (case R1)."""
+        if self.fan_in.consumer_tp_size != consumer_tp_size:
+            identity = self._ctx.identity
+            if self.request.remote_tp_size:
+                self._ctx.problem("tp_size_disagrees", f"published {self.request.remote_tp_size}")
+            self.fan_in = FanIn(identity.tp_rank, identity.tp_size, consumer_tp_size)
+        else:
+            self.fan_in.announce(consumer_tp_size)
+
+    def _check_blocks(self, message: Claim) -> None:
+        """Every block of the claim is one of the lease's (safety rules S3, S5)."""
+        if not message.reads:
+            return
+        claimed = unpack_groups(message.blocks, self.client.registered_layout, distinct=False)
+        for group, (wanted, held) in enumerate(zip(claimed, self.blocks, strict=True)):
+            strangers = wanted[~np.isin(wanted, held)]
+            if strangers.size:
+                raise OutOfRange(
+                    "a claimed block is not part of the lease",
+                    group=group,
+                    block=int(strangers[0]),
+                )
+
+    # --- Acks ---------------------------------------------------------------------------------
+
+    def acked(self, claim: LeaseClaim, message: Ack) -> None:
+        """A consumer attempt is done."""
+        if claim.is_closed:
+            return
+        claim.is_valid = self.is_open
+        self._close_claim(claim)
+        identity = claim.peer.identity
+        ack = TransferAck(self.transfer_id, identity.tp_size, identity.tp_rank)
+        self.was_refused_by_consumer |= not message.ok
+        self._count(ack)
+        self.settle()
+
+    def legacy_acked(self, ack: TransferAck) -> None:
+        """An ACK of a peer that does not claim."""
+        self._count(ack)
+        self.settle()
+
+    def _count(self, ack: TransferAck) -> None:
+        verdict = self.fan_in.add(ack)
+        if verdict.is_problem:
+            self._ctx.problem("ack_" + verdict.value, self.transfer_id)
+        elif verdict is not AckVerdict.DUPLICATE:
+            detail = f"ack of rank {ack.consumer_tp_rank}, {self.fan_in.n_missing} missing"
+            self._ctx.transition(self.transfer_id, self.role, self.state, self.state, detail)
+
+    def _close_claim(self, claim: LeaseClaim) -> None:
+        claim.is_closed = True
+        self.table.peers.unuse(claim.peer, claim)
+        self.table.peers.outbox.confirm(claim.peer.epoch, ("revoke", claim.pull_id))
+
+    def claimant_died(self, claim: LeaseClaim) -> None:
+        """A consumer is gone for good; its rank will not ack, so the lease ends for all."""
+        self._close_claim(claim)
+        self.revoke(TransferAborted("a consumer's daemon is gone"))
+        self.settle()
+
+    # --- End ----------------------------------------------------------------------------------
+
+    def renew(self) -> float:
+        """Keep the lease for another full term; return its seconds left."""
+        self.expires_at = max(self.expires_at, self._ctx.now + self.lease_s)
+        return self.expires_at - self._ctx.now
+
+    def check_expiry(self) -> None:
+        """The timer fired: revoke, unless the lease was renewed meanwhile."""
+        if self.is_open and self._ctx.now >= self.expires_at:
+            self.revoke(LeaseExpired("not read within the lease", lease_s=self.lease_s))
+        elif self.is_open:
+            self.table.arm_expiry(self)
+
+    def revoke(self, error: MoriiodError) -> None:
+        """Take no more claims, and end when no claim is left."""
+        if not self.is_open:
+            return
+        self.error = error
+        self.enter("revoking", error.code)
+        for claim in self.open_claims():
+            revoke = Revoke(self.transfer_id, claim.pull_id, self.lease_id, wire_error(error))
+            self.table.peers.post(claim.peer, ("revoke", claim.pull_id), revoke)
+            if not claim.peer.is_up:
+                self.table.peers.fence(claim.peer)
+        self.settle()
+
+    def worker_lost(self) -> None:
+        """The worker is gone; its memory goes when nobody reads it any more."""
+        self.revoke(WorkerLost("the producer's worker is gone"))
+
+    def settle(self) -> None:
+        """Report the end if this is it."""
+        if self.is_ended or self.open_claims():
+            return
+        if self.is_open and self.fan_in.is_complete:
+            reason = "aborted" if self.was_refused_by_consumer else "acked"
+            self._end(Ending("released", reason))
+        elif self.state == "revoking" and self.error is not None:
+            if self.was_aborted_by_worker:
+                self._end(Ending("released", "aborted"))
+            else:
+                self._end(Ending.failure(self.error))
+
+    def _end(self, ending: Ending) -> None:
+        self.table.remove(self)
+        self.report(ending)
+        self._clients.unpin(self.client, self)
+
+
+class Leases:
+    """All leases of this daemon."""
+
+    def __init__(self, ctx: Context, clients: Clients, peers: Peers, admission: Admission) -> None:
+        self.ctx = ctx
+        self.clients = clients
+        self.peers = peers
+        self._admission = admission
+        self._live: dict[TransferId, Lease] = {}
+        #: Ended leases by lease id: which (epoch, pull) had a valid Ack.
+        self._ended: Memorial[frozenset[_ClaimKey]] = Memorial(ctx.settings.max_tombstones)
+        #: Why a transfer id is not open any more.
+        self._reasons: Memorial[MoriiodError] = Memorial(ctx.settings.max_tombstones)
+        self._early: Early[Claim] = Early(ctx, "claim", self._give_up_claim)
+        self.early_acks = EarlyAcks(ctx.settings.max_early, ctx.settings.early_ttl_s)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._live.values())
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def early_claims(self) -> int:
+        """Claims that wait for a publish."""
+        return len(self._early)
+
+    # --- Requests of the worker ---------------------------------------------------------------
+
+    def publish(self, client: Client, request: Publish) -> None:
+        """Open a lease.
+
+        Raises:
+            MoriiodError: Nothing was opened; says why.
+        """
+        live = self._live.get(request.transfer_id)
+        if live is not None:
+            if live.client is client and live.request == request:
+                return
+            raise TransferConflict("this transfer id is live", transfer_id=request.transfer_id)
+        layout = client.registered_layout
+        self._admission.check(client, count_blocks(request.blocks))
+        blocks = unpack_groups(request.blocks, layout, distinct=False)
+        lease = Lease(self, client, request)
+        lease.blocks = [np.unique(ids) for ids in blocks]
+        self._live[lease.transfer_id] = lease
+        self._admission.active += 1
+        self._reasons.discard(lease.transfer_id)
+        self.clients.pin(client, lease)
+        lease.enter("open", f"{count_blocks(request.blocks)} blocks for {lease.lease_s:g} s")
+        self.arm_expiry(lease)
+        for peer, claim in self._early.take(lease.transfer_id):
+            self._answer_claim(peer, claim)
+        for ack in self.early_acks.take(lease.transfer_id):
+            lease.legacy_acked(ack)
+
+    def abort(self, client: Client, transfer_id: TransferId) -> None:
+        """The worker gives the transfer up.
+
+        Raises:
+            UnknownTransfer: It has no such lease.
+        """
+        lease = self._live.get(transfer_id)
+        if lease is None or lease.client is not client:
+            raise UnknownTransfer("no such publish", transfer_id=transfer_id)
+        lease.was_aborted_by_worker = True
+        lease.revoke(TransferAborted("aborted by the producer's worker"))
+
+    # --- Messages of consumers ----------------------------------------------------------------
+
+    def on_claim(self, peer: Peer, message: Claim) -> None:
+        """A consumer wants to read."""
+        if message.transfer_id in self._live:
+            self._answer_claim(peer, message)
+            return
+        reason = self._reasons.get(message.transfer_id)
+        if reason is not None:
+            self._refuse(peer, message, reason)
+        elif self.ctx.is_draining or not self._early.put(
+            message.transfer_id, message.pull_id, peer, message
+        ):
+            self._refuse(peer, message, UnknownTransfer("not published here"))
+
+    def _answer_claim(self, peer: Peer, message: Claim) -> None:
+        lease = self._live[message.transfer_id]
+        try:
+            lease.claim(peer, message)
+        except MoriiodError as error:
+            self._refuse(peer, message, error)
+            return
+        ttl_s = max(lease.expires_at - self.ctx.now, 0.001)
+        granted = ClaimGranted(
+            lease.transfer_id, message.pull_id, lease.lease_id, lease.client.generation, ttl_s
+        )
+        self.peers.send(peer.epoch, granted)
+
+    def _refuse(self, peer: Peer, message: Claim, error: MoriiodError) -> None:
+        refusal = ClaimRefused(message.transfer_id, message.pull_id, wire_error(error))
+        self.peers.send(peer.epoch, refusal)
+
+    def _give_up_claim(self, peer: Peer, message: Claim) -> None:
+        self._refuse(peer, message, UnknownTransfer("not published here in time"))
+
+    def on_ack(self, peer: Peer, message: Ack) -> None:
+        """A consumer is done; confirmed whatever we know of it, so that it stops repeating."""
+        identity = peer.identity
+        stated = (message.consumer_tp_rank, message.consumer_tp_size)
+        if stated != (identity.tp_rank, identity.tp_size):
+            self.ctx.problem("ack_not_of_sender", message.transfer_id)
+            return
+        lease = self._live.get(message.transfer_id)
+        key = (peer.epoch, message.pull_id)
+        if lease is not None and lease.lease_id == message.lease_id:
+            claim = lease.claims.get(key)
+            if claim is not None:
+                lease.acked(claim, message)
+            valid = claim is not None and claim.is_valid
+        else:
+            valid = key in (self._ended.get(message.lease_id) or frozenset())
+        confirmed = AckConfirmed(message.transfer_id, message.pull_id, valid)
+        self.peers.send(peer.epoch, confirmed)
+
+    def on_renew(self, peer: Peer, message: Renew) -> None:
+        """A consumer wants to keep leases; it is told which are open and which are not (L8)."""
+        renewed: list[tuple[TransferId, AttemptId, float]] = []
+        unknown: list[tuple[TransferId, AttemptId]] = []
+        for transfer_id, lease_id in message.leases:
+            lease = self._live.get(transfer_id)
+            if lease is None or lease.lease_id != lease_id or not lease.is_open:
+                unknown.append((transfer_id, lease_id))
+            elif any(claim.peer is peer for claim in lease.open_claims()):
+                renewed.append((transfer_id, lease_id, lease.renew()))
+            else:
+                unknown.append((transfer_id, lease_id))
+        if unknown:
+            self.ctx.problem("renew_unknown", f"{len(unknown)} leases")
+        self.peers.send(peer.epoch, Renewed(tuple(renewed), tuple(unknown)))
+
+    def legacy_ack(self, ack: TransferAck) -> None:
+        """An ACK of a peer that does not speak our protocol; early ones wait for the publish."""
+        lease = self._live.get(ack.transfer_id)
+        if lease is not None:
+            lease.legacy_acked(ack)
+        elif self._reasons.get(ack.transfer_id) is None:
+            self.early_acks.add(ack, self.ctx.now)
+            self._arm_early_acks()
+
+    def _arm_early_acks(self) -> None:
+        deadline = self.early_acks.next_deadline()
+        if deadline is not None:
+            self.ctx.timers.set(("early_acks",), deadline, self._expire_early_acks)
+
+    def _expire_early_acks(self) -> None:
+        self.early_acks.expire(self.ctx.now)
+        self._arm_early_acks()
+
+    # --- Housekeeping -------------------------------------------------------------------------
+
+    def arm_expiry(self, lease: Lease) -> None:
+        """Look at the lease again when it would end."""
+        key = ("lease", lease.lease_id)
+        self.ctx.timers.set(key, lease.expires_at, lease.check_expiry)
+
+    def remove(self, lease: Lease) -> None:
+        """The lease is about to report its end."""
+        del self._live[lease.transfer_id]
+        self._admission.active -= 1
+        self.ctx.timers.cancel(("lease", lease.lease_id))
+        valid = frozenset(key for key, claim in lease.claims.items() if claim.is_valid)
+        self._ended.put(lease.lease_id, valid)
+        reason = lease.error or UnknownTransfer("this transfer was released already")
+        self._reasons.put(lease.transfer_id, reason)
+
+    def revoke_all(self, error: MoriiodError) -> None:
+        """End every lease (the daemon is stopping)."""
+        for lease in list(self._live.values()):
+            lease.revoke(error)

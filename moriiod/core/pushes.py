@@ -1,0 +1,228 @@
+"""All pushes of this daemon: requests in, grants matched, ends told to the consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from moriiod.core.blocks import count_blocks, unpack_groups
+from moriiod.core.clients import Client, Clients
+from moriiod.core.context import Context
+from moriiod.core.early import Early
+from moriiod.core.faults import wire_error
+from moriiod.core.ids import TransferId
+from moriiod.core.messages import (
+    Grant,
+    GrantAccepted,
+    RevokeGrant,
+    WriteConfirmed,
+    WriteDone,
+    WriteFailed,
+)
+from moriiod.core.ops import Ops
+from moriiod.core.peers import Peer, Peers
+from moriiod.core.push import Push
+from moriiod.core.requests import LayerReady, Seal
+from moriiod.core.requests import Push as PushRequest
+from moriiod.core.sessions import Sessions
+from moriiod.core.transfers import Admission, Memorial
+from moriiod.errors import (
+    MoriiodError,
+    TransferAborted,
+    TransferConflict,
+    TransferTimedOut,
+    UnknownTransfer,
+)
+
+_EndMessage = WriteDone | WriteFailed
+
+
+class Pushes:
+    """The table of pushes, by transfer id; ended grants are remembered to answer repeats."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        clients: Clients,
+        peers: Peers,
+        sessions: Sessions,
+        ops: Ops,
+        admission: Admission,
+        max_span_bytes: int,
+    ) -> None:
+        self.ctx = ctx
+        self.clients = clients
+        self.peers = peers
+        self.sessions = sessions
+        self.ops = ops
+        self.max_span_bytes = max_span_bytes
+        self._admission = admission
+        self._live: dict[TransferId, Push] = {}
+        self._early: Early[Grant] = Early(ctx, "grant", self._give_up_grant)
+        #: What each ended grant was told.
+        self._told: Memorial[_EndMessage] = Memorial(ctx.settings.max_tombstones)
+        #: Why a transfer id is not live any more.
+        self._reasons: Memorial[MoriiodError] = Memorial(ctx.settings.max_tombstones)
+
+    def __iter__(self) -> Iterator[Push]:
+        return iter(self._live.values())
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def early_grants(self) -> int:
+        """Grants that wait for a push."""
+        return len(self._early)
+
+    # --- Requests of the worker ---------------------------------------------------------------
+
+    def push(self, client: Client, request: PushRequest) -> None:
+        """Start a push.
+
+        Raises:
+            MoriiodError: Nothing was started; says why.
+        """
+        live = self._live.get(request.transfer_id)
+        if live is not None:
+            if live.client is client and live.request == request:
+                return
+            raise TransferConflict("this transfer id is live", transfer_id=request.transfer_id)
+        layout = client.registered_layout
+        self._admission.check(client, count_blocks(request.blocks))
+        blocks = unpack_groups(request.blocks, layout, distinct=False)
+        push = Push(self, client, request, blocks)
+        self._live[push.transfer_id] = push
+        self._admission.active += 1
+        self._reasons.discard(push.transfer_id)
+        self.clients.pin(client, push)
+        push.enter("active", f"{count_blocks(request.blocks)} blocks")
+        timeout_s = request.timeout_s or self.ctx.settings.write_timeout_s
+        error = TransferTimedOut("the push did not end in time", timeout_s=timeout_s)
+        self.ctx.timers.set(
+            ("push", push.transfer_id), self.ctx.now + timeout_s, partial(push.fail, error)
+        )
+        for peer, grant in self._early.take(push.transfer_id):
+            self._take_grant(push, peer, grant)
+
+    def layers_ready(self, client: Client, request: LayerReady) -> None:
+        """Layers of a push hold their final bytes.
+
+        Raises:
+            UnknownTransfer: No such push of this client is active.
+            InvalidArgument: The layers do not fit the push.
+        """
+        self._active(client, request.transfer_id).layers_ready(request.layers)
+
+    def seal(self, client: Client, request: Seal) -> None:
+        """A push is complete once so many layers are ready.
+
+        Raises:
+            UnknownTransfer: No such push of this client is active.
+            InvalidArgument: The number does not fit the push.
+        """
+        self._active(client, request.transfer_id).seal(request.n_layers)
+
+    def abort(self, client: Client, transfer_id: TransferId) -> None:
+        """The worker gives a push up.
+
+        Raises:
+            UnknownTransfer: It has no such push.
+        """
+        push = self._live.get(transfer_id)
+        if push is None or push.client is not client:
+            raise UnknownTransfer("no such push", transfer_id=transfer_id)
+        push.fail(TransferAborted("aborted by the producer's worker"))
+
+    def _active(self, client: Client, transfer_id: TransferId) -> Push:
+        push = self._live.get(transfer_id)
+        if push is None or push.client is not client or not push.is_active:
+            raise UnknownTransfer("no such push is active", transfer_id=transfer_id)
+        return push
+
+    # --- Messages of consumers ----------------------------------------------------------------
+
+    def on_grant(self, peer: Peer, grant: Grant) -> None:
+        """A consumer rank granted blocks."""
+        told = self._told.get(grant.grant_id)
+        if told is not None:
+            self.tell_end(peer, told)
+            return
+        push = self._live.get(grant.transfer_id)
+        reason = self._reasons.get(grant.transfer_id)
+        if push is not None:
+            self._take_grant(push, peer, grant)
+        elif reason is not None:
+            self._refuse(peer, grant, reason)
+        elif self.ctx.is_draining or not self._early.put(
+            grant.transfer_id, grant.grant_id, peer, grant
+        ):
+            self._refuse(peer, grant, UnknownTransfer("no push of this name here"))
+        else:
+            self._accept(peer, grant)
+
+    def _take_grant(self, push: Push, peer: Peer, grant: Grant) -> None:
+        if not push.is_active:
+            self._refuse(peer, grant, push.error or TransferAborted("the push is ending"))
+            return
+        try:
+            push.granted(peer, grant)
+        except MoriiodError as error:
+            self._refuse(peer, grant, error)
+            return
+        self._accept(peer, grant)
+
+    def _accept(self, peer: Peer, grant: Grant) -> None:
+        self.peers.send(peer.epoch, GrantAccepted(grant.transfer_id, grant.grant_id))
+
+    def _refuse(self, peer: Peer, grant: Grant, error: MoriiodError) -> None:
+        failed = WriteFailed(grant.transfer_id, grant.grant_id, wire_error(error))
+        self.tell_end(peer, failed)
+
+    def _give_up_grant(self, peer: Peer, grant: Grant) -> None:
+        self._refuse(peer, grant, UnknownTransfer("no push of this name here in time"))
+
+    def on_revoke_grant(self, peer: Peer, message: RevokeGrant) -> None:
+        """A consumer rank takes its grant back: answered when nothing writes there any more."""
+        told = self._told.get(message.grant_id)
+        if told is not None:
+            self.tell_end(peer, told)
+            return
+        self._early.discard(message.transfer_id, message.grant_id, peer)
+        push = self._live.get(message.transfer_id)
+        target = None if push is None else push.targets.get(peer.identity.tp_rank)
+        if push is not None and target is not None and target.grant.grant_id == message.grant_id:
+            push.revoked(target)
+            return
+        # Never seen, or long forgotten: remembered from now on, so that a late copy of the grant
+        # cannot start anything.
+        failed = WriteFailed(
+            message.transfer_id,
+            message.grant_id,
+            wire_error(TransferAborted("the grant was taken back")),
+        )
+        self.tell_end(peer, failed)
+
+    def tell_end(self, peer: Peer, message: _EndMessage) -> None:
+        """Tell a consumer rank that its grant is over, until it confirms."""
+        self._told.put(message.grant_id, message)
+        self.peers.post(peer, ("write_end", message.grant_id), message)
+
+    def on_confirmed(self, peer: Peer, message: WriteConfirmed) -> None:
+        """A consumer rank knows that its grant is over."""
+        self.peers.outbox.confirm(peer.epoch, ("write_end", message.grant_id))
+
+    # --- Housekeeping -------------------------------------------------------------------------
+
+    def ended(self, push: Push) -> None:
+        """The push is about to report its end."""
+        del self._live[push.transfer_id]
+        self._admission.active -= 1
+        self.ctx.timers.cancel(("push", push.transfer_id))
+        reason = push.error or TransferAborted("this push has ended already")
+        self._reasons.put(push.transfer_id, reason)
+
+    def fail_all(self, error: MoriiodError) -> None:
+        """Drain every push (the daemon is stopping)."""
+        for push in list(self._live.values()):
+            push.fail(error)

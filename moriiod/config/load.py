@@ -287,7 +287,7 @@ def _shown_where(origin: Origin) -> str:
 def _shown(raw: Any) -> str:
     """Return a raw value so that it fits on the line and cannot break out of it."""
     try:
-        text = repr(raw)
+        text = str(raw).lower() if isinstance(raw, bool) else repr(raw)
     except ValueError:
         # An integer of thousands of digits: Python refuses to print it.
         text = f"a {type(raw).__name__} too long to print"

@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn
 from moriiod.errors import ConfigError
 
 MAX_FILE_BYTES: Final = 1 << 20
+_MAX_EXCERPT: Final = 60
 _KEY: Final = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
 _DOTTED: Final = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
 _HEADER: Final = re.compile(rf"\s*\[\[?\s*({_DOTTED})\s*\]")
@@ -58,8 +59,16 @@ def read_toml(path: str) -> FileContent:
         reason = str(error)
         position = _POSITION.search(reason)
         line = int(position[1]) if position else None
-        _fail(path, line, f"not valid TOML: {_POSITION.sub('', reason)}")
+        near = f" near {_excerpt(text, line)}" if line else ""
+        _fail(path, line, f"not valid TOML: {_POSITION.sub('', reason)}{near}")
     return FileContent(path, tables, find_lines(text))
+
+
+def _excerpt(text: str, line: int) -> str:
+    """Return a line of the file, quoted and shortened, for a message."""
+    lines = text.split("\n")
+    found = lines[line - 1].strip() if line <= len(lines) else ""
+    return repr(found if len(found) <= _MAX_EXCERPT else found[: _MAX_EXCERPT - 3] + "...")
 
 
 def _read(path: str) -> bytes:

@@ -85,7 +85,7 @@ class Early(Generic[BodyT]):
 
     def _expire(self) -> None:
         while self._waiting:
-            (transfer_id, (epoch, attempt)), oldest = next(iter(self._waiting.items()))
+            (transfer_id, (_, attempt)), oldest = next(iter(self._waiting.items()))
             if oldest.deadline > self._ctx.now:
                 break
             self.discard(transfer_id, attempt, oldest.peer)

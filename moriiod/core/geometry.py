@@ -7,12 +7,12 @@ both together. Piece ``j`` of block ``b`` of a layer lies at byte
 
 of its region and has ``layer.piece_bytes`` bytes. ``kv_stride == 0`` means one piece a block.
 
-| layout        | tensor of one layer                    | pieces | block_stride       | kv_stride        |
-|---------------|----------------------------------------|--------|--------------------|------------------|
-| kv_first      | [2, blocks, ...]                       | 2      | stride[1]          | stride[0]        |
-| block_first   | [blocks, 2, ...]                       | 2      | stride[0]          | stride[1]        |
-| fused         | [blocks, heads, tokens, content]       | 1      | stride[0]          | 0                |
-| mla           | [blocks, tokens, latent]               | 1      | stride[0]          | 0                |
+| layout      | tensor of one layer              | pieces | block_stride | kv_stride |
+|-------------|----------------------------------|--------|--------------|-----------|
+| kv_first    | [2, blocks, ...]                 | 2      | stride[1]    | stride[0] |
+| block_first | [blocks, 2, ...]                 | 2      | stride[0]    | stride[1] |
+| fused       | [blocks, heads, tokens, content] | 1      | stride[0]    | 0         |
+| mla         | [blocks, tokens, latent]         | 1      | stride[0]    | 0         |
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from moriiod.core.geometry import CacheLayout, KvGroup, KvLayer
 from moriiod.core.ids import MAX_LAYERS
 from moriiod.core.overlap import Run, first_overlap
 from moriiod.core.plan import Int64Array
-from moriiod.core.planner import BlockPairs, Planner, build_plan
 from moriiod.errors import (
     GeometryMismatch,
     InvalidArgument,
@@ -25,18 +24,6 @@ from moriiod.errors import (
     LengthMismatch,
     OutOfRange,
 )
-
-__all__ = [
-    "BlockPairs",
-    "Planner",
-    "build_plan",
-    "check_layout",
-    "compare_layouts",
-    "geometry_digest",
-    "needed_bytes",
-    "pair_by_position",
-    "unpack_blocks",
-]
 
 #: Changes whenever a field joins or leaves the comparison, so that old and new never agree.
 _DIGEST_VERSION = "moriiod-geometry-1"

@@ -1,4 +1,4 @@
-"""Control links: dialling, handshake, heartbeats. Decode sides dial; answers come back the same way.
+"""Control links: dialling, handshake, heartbeats. The decode side dials; answers come back.
 
 An endpoint is dialled once, whoever asks. A Hello is repeated until its answer comes, and only the
 answer with the nonce of the newest Hello counts (case T6). A link that lost its peer keeps saying
@@ -225,12 +225,12 @@ class Links:
         before = link.peer
         link.peer = self._peers.greet(message.identity, route)
         if before is not None and before is not link.peer:
-            error = PeerRestarted(
+            restarted = PeerRestarted(
                 "another epoch answers at the peer's endpoint",
                 old_epoch=before.epoch,
                 new_epoch=epoch,
             )
-            self._peers.void(before, error)
+            self._peers.void(before, restarted)
         self._ctx.timers.cancel(("hello", route))
         self._ctx.timers.cancel(("connect", route))
         waiters, link.waiters = link.waiters, {}

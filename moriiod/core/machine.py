@@ -6,35 +6,43 @@ so a test can join two of them in memory and drop, delay, repeat and reorder wha
 
 from __future__ import annotations
 
-from functools import partial
 from typing import assert_never
 
 from moriiod.core import events as ev
 from moriiod.core import messages as msg
-from moriiod.core import requests as req
-from moriiod.core.clients import Client, Clients, Memory
+from moriiod.core.clients import Clients, Memory
 from moriiod.core.context import Context
-from moriiod.core.effects import DrainEnded, Effect, ReplyToClient, SendToPeer
-from moriiod.core.faults import refused
+from moriiod.core.effects import DrainEnded, Effect, SendToPeer
 from moriiod.core.geometry import RemoteLayout
 from moriiod.core.ids import AttemptId, Epoch, Generation, PeerRoute
-from moriiod.core.lease import Leases
+from moriiod.core.leases import Leases
 from moriiod.core.links import Links
 from moriiod.core.ops import Ops
 from moriiod.core.orphans import Orphans
+from moriiod.core.parts import Parts
 from moriiod.core.peers import Peer, Peers
 from moriiod.core.pulls import Pulls
 from moriiod.core.pushes import Pushes
 from moriiod.core.reserves import Reserves
+from moriiod.core.service import Service
 from moriiod.core.sessions import Sessions
 from moriiod.core.settings import CoreSettings
 from moriiod.core.transfers import Admission
 from moriiod.errors import (
     Draining,
-    MoriiodError,
     PeerLost,
     PeerRestarted,
-    UnexpectedMessage,
+)
+
+_EngineEvent = (
+    ev.OpEnded
+    | ev.OpRefused
+    | ev.SessionOpened
+    | ev.SessionRefused
+    | ev.PeerFenced
+    | ev.MemoryRegistered
+    | ev.MemoryRefused
+    | ev.MemoryReleased
 )
 
 
@@ -63,8 +71,7 @@ class Machine:
         self.links = Links(ctx, self.peers, (engine,), self._generations)
         self.ops = Ops(ctx)
         self.admission = Admission(ctx, self.clients)
-        self.leases = Leases(ctx, self.clients, self.peers, self.admission)
-        self.pulls = Pulls(
+        parts = Parts(
             ctx,
             self.clients,
             self.links,
@@ -74,17 +81,12 @@ class Machine:
             self.admission,
             max_span_bytes,
         )
-        self.pushes = Pushes(
-            ctx,
-            self.clients,
-            self.peers,
-            self.sessions,
-            self.ops,
-            self.admission,
-            max_span_bytes,
-        )
-        self.reserves = Reserves(ctx, self.clients, self.links, self.peers, self.admission)
-        self.orphans = Orphans(ctx, self.clients, self.links, self.peers)
+        self.leases = Leases(parts)
+        self.pulls = Pulls(parts)
+        self.pushes = Pushes(parts)
+        self.reserves = Reserves(parts)
+        self.orphans = Orphans(parts)
+        self.service = Service(self)
         #: Fence requests that wait for our operations with an old epoch to end.
         self._fence_requests: dict[AttemptId, tuple[Peer, Epoch]] = {}
         self._drain_reported = False
@@ -112,39 +114,26 @@ class Machine:
     def _handle(self, event: ev.Event) -> None:
         match event:
             case ev.RequestReceived():
-                self._on_request(event)
+                self.service.on_request(event)
             case ev.PeerMessageReceived():
                 self._on_peer_message(event.route, event.epoch, event.body)
             case ev.TimerFired():
                 self._fire_timers()
-            case ev.OpEnded():
-                self.ops.ended(event.op, event.n_bytes, event.error)
-            case ev.OpRefused():
-                self.ops.refused(event.op)
-            case ev.SessionOpened():
-                self.sessions.opened(event.session)
-            case ev.SessionRefused():
-                self.sessions.refused(event.session, event.error)
-            case ev.PeerFenced():
-                self.peers.fenced(event.epoch)
             case ev.RouteFailed():
                 self.links.route_failed(event.route, event.error)
             case ev.LegacyAckReceived():
                 self.leases.legacy_ack(event.ack)
             case ev.DrainRequested():
                 self._start_drain(event.timeout_s)
-            case _:
+            case (
+                ev.WorkerConnected() | ev.RegionOffered() | ev.WorkerDied() | ev.EventUndelivered()
+            ):
                 self._on_worker_event(event)
+            case _:
+                self._on_engine_event(event)
 
     def _on_worker_event(
-        self,
-        event: ev.EventUndelivered
-        | ev.WorkerConnected
-        | ev.RegionOffered
-        | ev.WorkerDied
-        | ev.MemoryRegistered
-        | ev.MemoryRefused
-        | ev.MemoryReleased,
+        self, event: ev.WorkerConnected | ev.RegionOffered | ev.WorkerDied | ev.EventUndelivered
     ) -> None:
         match event:
             case ev.WorkerConnected():
@@ -155,6 +144,21 @@ class Machine:
                 self.clients.worker_died(event.generation)
             case ev.EventUndelivered():
                 self.clients.event_undelivered(event.route, event.sequence)
+            case _:
+                assert_never(event)
+
+    def _on_engine_event(self, event: _EngineEvent) -> None:
+        match event:
+            case ev.OpEnded():
+                self.ops.ended(event.op, event.n_bytes, event.error)
+            case ev.OpRefused():
+                self.ops.refused(event.op)
+            case ev.SessionOpened():
+                self.sessions.opened(event.session)
+            case ev.SessionRefused():
+                self.sessions.refused(event.session, event.error)
+            case ev.PeerFenced():
+                self.peers.fenced(event.epoch)
             case ev.MemoryRegistered():
                 self.clients.memory_registered(event.generation, event.descriptors)
             case ev.MemoryRefused():
@@ -168,81 +172,6 @@ class Machine:
         while (action := self.ctx.timers.pop_due(self.ctx.now)) is not None:
             action()
             self.ctx.run_deferred()
-
-    # --- Requests of local workers ------------------------------------------------------------
-
-    def _on_request(self, event: ev.RequestReceived) -> None:
-        try:
-            reply = self._request(event)
-        except MoriiodError as error:
-            reply = refused(error)
-        if reply is not None:
-            self.ctx.emit(ReplyToClient(event.route, event.sequence, reply))
-
-    def _request(self, event: ev.RequestReceived) -> req.Reply | None:
-        body = event.body
-        if isinstance(body, req.Ping):
-            return req.Done()
-        if isinstance(body, req.GetStatus):
-            raise UnexpectedMessage("the daemon answers this itself")
-        if isinstance(body, req.Attach):
-            return self._attach(event.route, body)
-        client = self.clients.of_route(event.route)
-        self.clients.heard(client)
-        if isinstance(body, req.RegisterCaches):
-            self.clients.register(client, event.sequence, body)
-            return None
-        self._serve(client, body)
-        return req.Done()
-
-    def _attach(self, route: bytes, body: req.Attach) -> req.Attached:
-        if self.ctx.is_draining:
-            raise Draining("the daemon is stopping")
-        client = self.clients.attach(route, body)
-        self.orphans.adopt(client, body)
-        ours = self.ctx.identity
-        return req.Attached(
-            ours.instance, ours.tp_rank, ours.tp_size, ours.dp_rank, ours.dp_size, self.engine
-        )
-
-    def _serve(self, client: Client, body: req.Request) -> None:
-        match body:
-            case req.Publish():
-                self.leases.publish(client, body)
-            case req.Pull():
-                self.pulls.pull(client, body)
-            case req.Reject():
-                self.pulls.reject(client, body)
-            case req.Push():
-                self.pushes.push(client, body)
-            case req.LayerReady():
-                self.pushes.layers_ready(client, body)
-            case req.Seal():
-                self.pushes.seal(client, body)
-            case req.Reserve():
-                self.reserves.reserve(client, body)
-            case req.Abort():
-                self._abort(client, body)
-            case req.ConfirmEvents():
-                self.clients.confirm_events(client, body.sequence)
-            case req.UnregisterCaches():
-                self.clients.unregister(client)
-            case req.Detach():
-                # Answered before the client is gone; then nothing more is sent to it.
-                self.ctx.later(partial(self.clients.detach, client))
-            case _:
-                raise UnexpectedMessage("not allowed here", type=type(body).__name__)
-
-    def _abort(self, client: Client, body: req.Abort) -> None:
-        match body.role:
-            case "publish":
-                self.leases.abort(client, body.transfer_id)
-            case "pull":
-                self.pulls.abort(client, body.transfer_id)
-            case "push":
-                self.pushes.abort(client, body.transfer_id)
-            case "reserve":
-                self.reserves.abort(client, body.transfer_id)
 
     # --- Messages of peers --------------------------------------------------------------------
 

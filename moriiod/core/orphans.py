@@ -14,12 +14,12 @@ from functools import partial
 
 from moriiod.core import topology
 from moriiod.core.address import Endpoint, endpoint_for_rank
-from moriiod.core.clients import Client, Clients
-from moriiod.core.context import Context
+from moriiod.core.clients import Client
 from moriiod.core.ids import AttemptId, Epoch
-from moriiod.core.links import Expected, Links
+from moriiod.core.links import Expected
 from moriiod.core.messages import Fenced, FenceRequest
-from moriiod.core.peers import Peer, Peers
+from moriiod.core.parts import Parts
+from moriiod.core.peers import Peer
 from moriiod.core.requests import Attach
 from moriiod.core.requests import Orphan as OrphanRequest
 from moriiod.core.transfers import Ending, Transfer
@@ -115,11 +115,11 @@ class Orphan(Transfer):
 class Orphans:
     """All reservations that wait for a fence."""
 
-    def __init__(self, ctx: Context, clients: Clients, links: Links, peers: Peers) -> None:
-        self.ctx = ctx
-        self.clients = clients
-        self.links = links
-        self.peers = peers
+    def __init__(self, parts: Parts) -> None:
+        self.ctx = parts.ctx
+        self.clients = parts.clients
+        self.links = parts.links
+        self.peers = parts.peers
         self._orphans: dict[Orphan, None] = {}
         self._legs: dict[AttemptId, FenceLeg] = {}
 

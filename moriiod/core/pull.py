@@ -352,7 +352,7 @@ class Pull(Transfer):
 
     def settle(self) -> None:
         """Report a failure once nothing is in flight; forget the pull once every leg is closed."""
-        if self.state == "draining" and not any(l.state is LegState.READING for l in self.legs):
+        if self.state == "draining" and not any(leg.state is LegState.READING for leg in self.legs):
             self._end(Ending.failure(self.error or TransferAborted("aborted")))
         if self.is_ended and all(leg.state is LegState.CLOSED for leg in self.legs):
             self.table.remove(self)

@@ -8,12 +8,11 @@ from functools import partial
 from moriiod.core import topology
 from moriiod.core.address import endpoint_for_rank
 from moriiod.core.blocks import count_blocks, pack_blocks, pair_for_read, unpack_groups
-from moriiod.core.clients import Client, Clients
-from moriiod.core.context import Context
+from moriiod.core.clients import Client
 from moriiod.core.geometry import CacheLayout
 from moriiod.core.ids import MAX_BLOCK_ID, AttemptId, Epoch, TransferId
 from moriiod.core.layout import unpack_blocks
-from moriiod.core.links import Expected, Links
+from moriiod.core.links import Expected
 from moriiod.core.messages import (
     MAX_RENEWALS,
     Ack,
@@ -24,14 +23,12 @@ from moriiod.core.messages import (
     Renewed,
     Revoke,
 )
-from moriiod.core.ops import Ops
-from moriiod.core.peers import Peer, Peers
+from moriiod.core.parts import Parts
+from moriiod.core.peers import Peer
 from moriiod.core.planner import BlockPairs
 from moriiod.core.pull import LegState, Pull, PullLeg
 from moriiod.core.requests import PeerAddress, Reject
 from moriiod.core.requests import Pull as PullRequest
-from moriiod.core.sessions import Sessions
-from moriiod.core.transfers import Admission
 from moriiod.errors import MoriiodError, TransferConflict, TransferTimedOut, UnknownTransfer
 
 #: Never ask for a renewal more often than this, seconds.
@@ -41,25 +38,15 @@ _SHORTEST_RENEWAL_S = 0.01
 class Pulls:
     """The table of pulls, by transfer id while live and by pull id until every leg is closed."""
 
-    def __init__(
-        self,
-        ctx: Context,
-        clients: Clients,
-        links: Links,
-        peers: Peers,
-        sessions: Sessions,
-        ops: Ops,
-        admission: Admission,
-        max_span_bytes: int,
-    ) -> None:
-        self.ctx = ctx
-        self.clients = clients
-        self.links = links
-        self.peers = peers
-        self.sessions = sessions
-        self.ops = ops
-        self.max_span_bytes = max_span_bytes
-        self._admission = admission
+    def __init__(self, parts: Parts) -> None:
+        self.ctx = parts.ctx
+        self.clients = parts.clients
+        self.links = parts.links
+        self.peers = parts.peers
+        self.sessions = parts.sessions
+        self.ops = parts.ops
+        self.max_span_bytes = parts.max_span_bytes
+        self._admission = parts.admission
         self._live: dict[TransferId, Pull] = {}
         self._by_pull: dict[AttemptId, Pull] = {}
         #: Legs that hold a lease, by the producer's epoch and the lease.

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from moriiod.core.blocks import count_blocks, unpack_groups
-from moriiod.core.clients import Client, Clients
-from moriiod.core.context import Context
+from moriiod.core.clients import Client
 from moriiod.core.early import Early
 from moriiod.core.faults import wire_error
 from moriiod.core.ids import TransferId
@@ -19,13 +18,12 @@ from moriiod.core.messages import (
     WriteDone,
     WriteFailed,
 )
-from moriiod.core.ops import Ops
-from moriiod.core.peers import Peer, Peers
+from moriiod.core.parts import Parts
+from moriiod.core.peers import Peer
 from moriiod.core.push import Push
 from moriiod.core.requests import LayerReady, Seal
 from moriiod.core.requests import Push as PushRequest
-from moriiod.core.sessions import Sessions
-from moriiod.core.transfers import Admission, Memorial
+from moriiod.core.transfers import Memorial
 from moriiod.errors import (
     MoriiodError,
     TransferAborted,
@@ -40,29 +38,20 @@ _EndMessage = WriteDone | WriteFailed
 class Pushes:
     """The table of pushes, by transfer id; ended grants are remembered to answer repeats."""
 
-    def __init__(
-        self,
-        ctx: Context,
-        clients: Clients,
-        peers: Peers,
-        sessions: Sessions,
-        ops: Ops,
-        admission: Admission,
-        max_span_bytes: int,
-    ) -> None:
-        self.ctx = ctx
-        self.clients = clients
-        self.peers = peers
-        self.sessions = sessions
-        self.ops = ops
-        self.max_span_bytes = max_span_bytes
-        self._admission = admission
+    def __init__(self, parts: Parts) -> None:
+        self.ctx = parts.ctx
+        self.clients = parts.clients
+        self.peers = parts.peers
+        self.sessions = parts.sessions
+        self.ops = parts.ops
+        self.max_span_bytes = parts.max_span_bytes
+        self._admission = parts.admission
         self._live: dict[TransferId, Push] = {}
-        self._early: Early[Grant] = Early(ctx, "grant", self._give_up_grant)
+        self._early: Early[Grant] = Early(self.ctx, "grant", self._give_up_grant)
         #: What each ended grant was told.
-        self._told: Memorial[_EndMessage] = Memorial(ctx.settings.max_tombstones)
+        self._told: Memorial[_EndMessage] = Memorial(self.ctx.settings.max_tombstones)
         #: Why a transfer id is not live any more.
-        self._reasons: Memorial[MoriiodError] = Memorial(ctx.settings.max_tombstones)
+        self._reasons: Memorial[MoriiodError] = Memorial(self.ctx.settings.max_tombstones)
 
     def __iter__(self) -> Iterator[Push]:
         return iter(self._live.values())

@@ -181,7 +181,7 @@ class Reserve(Transfer):
 
     def leg_done(self) -> None:
         """One producer has written everything."""
-        if self.is_active and all(l.state is GrantState.DONE for l in self.legs if l.writes):
+        if self.is_active and all(leg.state is GrantState.DONE for leg in self.legs if leg.writes):
             self.receive()
         self.settle()
 

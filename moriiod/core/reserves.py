@@ -8,30 +8,27 @@ from functools import partial
 from moriiod.core import topology
 from moriiod.core.address import endpoint_for_rank
 from moriiod.core.blocks import count_blocks, full_positions, unpack_groups
-from moriiod.core.clients import Client, Clients
-from moriiod.core.context import Context
+from moriiod.core.clients import Client
 from moriiod.core.geometry import CacheLayout
 from moriiod.core.ids import AttemptId, TransferId
-from moriiod.core.links import Expected, Links
+from moriiod.core.links import Expected
 from moriiod.core.messages import GrantAccepted, WriteConfirmed, WriteDone, WriteFailed
-from moriiod.core.peers import Peer, Peers
+from moriiod.core.parts import Parts
+from moriiod.core.peers import Peer
 from moriiod.core.requests import Reserve as ReserveRequest
 from moriiod.core.reserve import GrantLeg, Reserve
-from moriiod.core.transfers import Admission
 from moriiod.errors import MoriiodError, TransferConflict, TransferTimedOut, UnknownTransfer
 
 
 class Reserves:
     """The table of reservations, by transfer id while live, by grant until every leg is over."""
 
-    def __init__(
-        self, ctx: Context, clients: Clients, links: Links, peers: Peers, admission: Admission
-    ) -> None:
-        self.ctx = ctx
-        self.clients = clients
-        self.links = links
-        self.peers = peers
-        self._admission = admission
+    def __init__(self, parts: Parts) -> None:
+        self.ctx = parts.ctx
+        self.clients = parts.clients
+        self.links = parts.links
+        self.peers = parts.peers
+        self._admission = parts.admission
         self._live: dict[TransferId, Reserve] = {}
         self._legs: dict[AttemptId, GrantLeg] = {}
         #: Reservations with a leg that is not over, also after their report.

@@ -1,4 +1,4 @@
-"""What all four kinds of transfer share: identity, the one terminal outcome, the admission limit."""
+"""What all four kinds of transfer share: identity, one terminal outcome, admission limits."""
 
 from __future__ import annotations
 

@@ -1,0 +1,116 @@
+"""Requests of local workers: each gets exactly one reply."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from moriiod.core import requests as req
+from moriiod.core.clients import Client
+from moriiod.core.effects import ReplyToClient
+from moriiod.core.events import RequestReceived
+from moriiod.core.faults import refused
+from moriiod.core.ids import ClientRoute
+from moriiod.errors import Draining, MoriiodError, UnexpectedMessage
+
+if TYPE_CHECKING:
+    from moriiod.core.machine import Machine
+
+
+class Service:
+    """Routes requests to the tables, and errors back to the client."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._ctx = machine.ctx
+        self._clients = machine.clients
+
+    def on_request(self, event: RequestReceived) -> None:
+        """Serve one request; a refusal is a reply like any other."""
+        try:
+            reply = self._reply(event)
+        except MoriiodError as error:
+            reply = refused(error)
+        if reply is not None:
+            self._ctx.emit(ReplyToClient(event.route, event.sequence, reply))
+
+    def _reply(self, event: RequestReceived) -> req.Reply | None:
+        match event.body:
+            case req.Ping():
+                return req.Done()
+            case req.Attach():
+                return self._attach(event.route, event.body)
+            case req.GetStatus():
+                raise UnexpectedMessage("the driver answers this from a snapshot")
+            case _:
+                return self._reply_to_worker(event)
+
+    def _reply_to_worker(self, event: RequestReceived) -> req.Reply | None:
+        client = self._clients.of_route(event.route)
+        self._clients.heard(client)
+        if isinstance(event.body, req.RegisterCaches):
+            self._clients.register(client, event.sequence, event.body)
+            return None  # answered once the engine has the memory
+        self._serve(client, event.body)
+        return req.Done()
+
+    def _attach(self, route: ClientRoute, body: req.Attach) -> req.Attached:
+        if self._ctx.is_draining:
+            raise Draining("the daemon is stopping")
+        client = self._clients.attach(route, body)
+        self._machine.orphans.adopt(client, body)
+        ours = self._ctx.identity
+        return req.Attached(
+            ours.instance,
+            ours.tp_rank,
+            ours.tp_size,
+            ours.dp_rank,
+            ours.dp_size,
+            self._machine.engine,
+        )
+
+    def _serve(self, client: Client, body: req.Request) -> None:
+        match body:
+            case req.ConfirmEvents():
+                self._clients.confirm_events(client, body.sequence)
+            case req.UnregisterCaches():
+                self._clients.unregister(client)
+            case req.Detach():
+                # Answered before the client is gone; then nothing more is sent to it.
+                self._ctx.later(partial(self._clients.detach, client))
+            case req.Abort():
+                self._abort(client, body)
+            case _:
+                self._transfer(client, body)
+
+    def _transfer(self, client: Client, body: req.Request) -> None:
+        machine = self._machine
+        match body:
+            case req.Publish():
+                machine.leases.publish(client, body)
+            case req.Pull():
+                machine.pulls.pull(client, body)
+            case req.Reject():
+                machine.pulls.reject(client, body)
+            case req.Push():
+                machine.pushes.push(client, body)
+            case req.LayerReady():
+                machine.pushes.layers_ready(client, body)
+            case req.Seal():
+                machine.pushes.seal(client, body)
+            case req.Reserve():
+                machine.reserves.reserve(client, body)
+            case _:
+                raise UnexpectedMessage("not allowed here", type=type(body).__name__)
+
+    def _abort(self, client: Client, body: req.Abort) -> None:
+        machine = self._machine
+        match body.role:
+            case "publish":
+                machine.leases.abort(client, body.transfer_id)
+            case "pull":
+                machine.pulls.abort(client, body.transfer_id)
+            case "push":
+                machine.pushes.abort(client, body.transfer_id)
+            case "reserve":
+                machine.reserves.abort(client, body.transfer_id)

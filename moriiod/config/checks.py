@@ -13,12 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from moriiod.config.values import MAX_SOCKET_PATH_BYTES, is_loopback, is_wildcard
+from moriiod.config.values import MAX_SOCKET_PATH_BYTES
+from moriiod.core.address import (
+    MAX_PORT,
+    PortRange,
+    check_port_ranges,
+    is_loopback_host,
+    is_wildcard_host,
+)
+from moriiod.errors import ConfigError
 
 if TYPE_CHECKING:
     from moriiod.config.schema import Config
 
-MAX_PORT: Final = 65535
 _MIN_BYTES_PER_BLOCK: Final = 8
 _ENVELOPE_BYTES: Final = 32768
 _DEFAULT_EPHEMERAL: Final = (32768, 60999)
@@ -76,56 +83,67 @@ def _ranks(config: Config) -> Iterator[Contradiction]:
             yield Contradiction(f"daemon.{kind}_rank", f"{kind}_rank {rank} not in [0,{size})")
 
 
-def _port_ranges(config: Config) -> Iterator[Contradiction]:
-    ranges = {
+def _used_ports(config: Config) -> list[PortRange]:
+    """Return the ports of all ranks; a base port of 0 needs none that are known."""
+    bases = {
         "control.base_port": config.control.base_port,
         "telemetry.metrics_base_port": config.telemetry.metrics_base_port,
     }
-    n_ranks = config.n_ranks
-    for key, base in ranges.items():
-        last = base + n_ranks - 1
-        if base and last > MAX_PORT:
+    return [PortRange(key, base, config.n_ranks) for key, base in bases.items() if base]
+
+
+def _port_ranges(config: Config) -> Iterator[Contradiction]:
+    used = _used_ports(config)
+    for item in used:
+        if item.last > MAX_PORT:
             yield Contradiction(
-                key, f"{n_ranks} ranks need ports {base} to {last}, and {last} is over {MAX_PORT}"
+                item.name,
+                f"{item.count} ranks need ports {item.first} to {item.last}, and {item.last} is "
+                f"over {MAX_PORT}",
             )
-    (_, control), (metrics_key, metrics) = ranges.items()
-    if control and metrics and abs(control - metrics) < n_ranks:
-        yield Contradiction(
-            metrics_key,
-            f"ports {metrics} to {metrics + n_ranks - 1} of {n_ranks} ranks overlap the control "
-            f"ports {control} to {control + n_ranks - 1}",
-        )
+    try:
+        check_port_ranges(used)
+    except ConfigError as error:
+        yield Contradiction(str(error.fields["key"]), error.message)
 
 
 def _addresses(config: Config) -> Iterator[Contradiction]:
     control = config.control
-    if control.advertise is not None and is_wildcard(control.advertise):
+    if control.advertise is not None and is_wildcard_host(control.advertise):
         yield Contradiction("control.advertise", "a wildcard is no address that peers can dial")
     hosts = control.node_hosts
     for index, host in enumerate(hosts):
-        if is_wildcard(host):
+        if is_wildcard_host(host):
             yield Contradiction("control.node_hosts", f"host {index} is a wildcard")
         if host in hosts[:index]:
             yield Contradiction("control.node_hosts", f"{host} is listed twice")
-        if is_loopback(host) and len(hosts) > 1:
-            yield Contradiction(
-                "control.node_hosts", f"{host} is a loopback address, other hosts cannot reach it"
-            )
     if hosts and config.daemon.tp_size % len(hosts):
         yield Contradiction(
             "control.node_hosts",
             f"{len(hosts)} hosts do not divide tp_size {config.daemon.tp_size}",
         )
-    if is_wildcard(config.advertise):
+    if is_wildcard_host(config.advertise):
         yield Contradiction(
             "control.advertise",
             f"must be set: control.host {control.host} is a wildcard, peers cannot dial it",
         )
-    if len(hosts) > 1 and (is_loopback(config.advertise) or is_loopback(control.host)):
-        yield Contradiction(
-            "control.host" if is_loopback(control.host) else "control.advertise",
-            "a loopback address cannot be reached from the other hosts in node_hosts",
-        )
+    yield from _unreachable_addresses(config)
+
+
+def _unreachable_addresses(config: Config) -> Iterator[Contradiction]:
+    """A group on several hosts cannot use loopback, unless one machine plays all of them."""
+    hosts = config.control.node_hosts
+    if all(is_loopback_host(host) for host in hosts):
+        return
+    for key, host in (
+        *(("control.node_hosts", host) for host in hosts),
+        ("control.host", config.control.host),
+        ("control.advertise", config.advertise),
+    ):
+        if is_loopback_host(host):
+            yield Contradiction(
+                key, f"{host} is a loopback address, the other hosts in node_hosts cannot reach it"
+            )
 
 
 def _socket_paths(config: Config) -> Iterator[Contradiction]:
@@ -193,15 +211,12 @@ def warnings(config: Config, facts: HostFacts) -> list[str]:
 
 def _port_warnings(config: Config, facts: HostFacts) -> Iterator[str]:
     low, high = facts.ephemeral_ports
-    for key, base in (
-        ("control.base_port", config.control.base_port),
-        ("telemetry.metrics_base_port", config.telemetry.metrics_base_port),
-    ):
-        last = base + config.n_ranks - 1
-        if base and base <= high and last >= low:
+    for item in _used_ports(config):
+        if item.first <= high and item.last >= low:
             yield (
-                f"{key} = {base}: ports {base} to {last} lie in the ephemeral range {low} to "
-                f"{high}, an outgoing connection may hold one of them at start"
+                f"{item.name} = {item.first}: ports {item.first} to {item.last} lie in the "
+                f"ephemeral range {low} to {high}, an outgoing connection may hold one of them "
+                "at start"
             )
     if not config.control.base_port and config.n_ranks > 1:
         yield (
@@ -212,7 +227,7 @@ def _port_warnings(config: Config, facts: HostFacts) -> Iterator[str]:
 
 def _address_warnings(config: Config) -> Iterator[str]:
     control, engine = config.control, config.engine.name
-    if engine != "shm" and is_loopback(config.advertise):
+    if engine != "shm" and is_loopback_host(config.advertise):
         yield (
             f"control.advertise is {config.advertise}: engine {engine} can reach other hosts, "
             "but they cannot dial a loopback address"
@@ -223,7 +238,7 @@ def _address_warnings(config: Config) -> Iterator[str]:
             f"control.advertise = {config.advertise} differs from this rank's entry in "
             f"control.node_hosts, {node_host}"
         )
-    if control.auth == "none" and not is_loopback(control.host):
+    if control.auth == "none" and not is_loopback_host(control.host):
         yield (
             f"control.host = {control.host} with control.auth = none: whoever reaches port "
             f"{config.control_port} can talk to this daemon"

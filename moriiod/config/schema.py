@@ -24,6 +24,7 @@ from moriiod.config.values import (
     Switch,
     Whole,
 )
+from moriiod.core.address import control_port, host_of_rank
 from moriiod.core.ids import MAX_BLOCKS_PER_GROUP, MAX_DURATION_S, MAX_GROUPS, MAX_RANKS
 
 MAX_INSTANCE_NAME: Final = 128
@@ -126,6 +127,9 @@ class ControlSection(Section):
     )
     connect_timeout_s: Annotated[float, Seconds(0.1, 600)] = Field(
         default=10.0, description="A peer that has not answered by then is unreachable."
+    )
+    peer_forget_s: Annotated[float, Seconds(1, MAX_DURATION_S)] = Field(
+        default=60.0, description="A lost peer that nothing waits for is forgotten after so long."
     )
     legacy_acks: Annotated[bool, Switch()] = Field(
         default=True,
@@ -312,14 +316,16 @@ class Config(Section):
     @property
     def control_port(self) -> int:
         """Port peers dial; 0 if the kernel is to choose one."""
-        return self.control.base_port and self.control.base_port + self.rank_offset
+        return self._port(self.control.base_port)
 
     @property
     def metrics_port(self) -> int:
         """Port of the HTTP endpoint; 0 if there is none."""
-        return self.telemetry.metrics_base_port and (
-            self.telemetry.metrics_base_port + self.rank_offset
-        )
+        return self._port(self.telemetry.metrics_base_port)
+
+    def _port(self, base: int) -> int:
+        daemon = self.daemon
+        return base and control_port(base, daemon.dp_rank, daemon.tp_rank, daemon.tp_size)
 
     @property
     def advertise(self) -> str:
@@ -334,7 +340,7 @@ class Config(Section):
         hosts = self.control.node_hosts
         if not hosts:
             return None
-        return hosts[self.daemon.tp_rank * len(hosts) // self.daemon.tp_size]
+        return host_of_rank(hosts, self.daemon.tp_rank, self.daemon.tp_size)
 
 
 def own_host_name() -> str:

@@ -7,7 +7,6 @@ and ``0x10`` are not numbers, and nothing that is not finite is a duration.
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import re
 from collections.abc import Callable
@@ -17,15 +16,16 @@ from typing import Any, Final, Protocol
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from moriiod.core.address import normalise_host
+from moriiod.errors import InvalidAddress
+
 _WHOLE: Final = re.compile(r"-?(0|[1-9][0-9]{0,19})\Z", re.ASCII)
 _DECIMAL: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?\Z", re.ASCII)
 _OCTAL: Final = re.compile(r"0?[0-7]{3}\Z", re.ASCII)
-_LABEL: Final = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)\Z", re.ASCII)
 _MAX_HOST_NAME: Final = 253
 #: Most that the kernel takes as the path of a Unix socket, in bytes, without the closing NUL.
 MAX_SOCKET_PATH_BYTES: Final = 107
 _BOOLS: Final = {"true": True, "1": True, "false": False, "0": False}
-WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "::", "*"})
 
 
 class ValueKind(Protocol):
@@ -202,7 +202,7 @@ class Host(_Kind):
     metavar: str = "HOST"
 
     def __call__(self, raw: Any) -> str:
-        return parse_host(_printable(raw, _MAX_HOST_NAME))
+        return _read_host(raw)
 
     def describe(self) -> str:
         return "a host name or IP address, without port"
@@ -225,7 +225,7 @@ class Hosts(_Kind):
         hosts = []
         for index, item in enumerate(raw):
             try:
-                hosts.append(parse_host(_printable(item, _MAX_HOST_NAME)))
+                hosts.append(_read_host(item))
             except ValueError as error:
                 raise ValueError(f"host {index}: {error}") from None
         return tuple(hosts)
@@ -247,44 +247,10 @@ def _printable(raw: Any, high: int) -> str:
     return text
 
 
-def parse_host(text: str) -> str:
-    """Return a host in its one form: no brackets, IP literals in canonical spelling.
-
-    Raises:
-        ValueError: Not a host name and not an IP literal, or a port is attached to it.
-    """
-    if text == "*":
-        return "0.0.0.0"
-    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+def _read_host(raw: Any) -> str:
+    """Return a host in its one spelling; ``*`` as the IPv4 wildcard it is to ZMQ."""
+    text = _printable(raw, _MAX_HOST_NAME)
     try:
-        return str(ipaddress.ip_address(bare))
-    except ValueError:
-        pass
-    if bare != text or ":" in text or "/" in text:
-        raise ValueError("not a host name or IP address (a port goes into base_port)")
-    labels = text.removesuffix(".").split(".")
-    if labels[-1].isdecimal() or not all(_LABEL.match(label) for label in labels):
-        raise ValueError("not a host name or IP address")
-    return text
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host, as ``parse_host`` returns it, only reaches this machine."""
-    if host.casefold().removesuffix(".") in {"localhost", "ip6-localhost", "localhost.localdomain"}:
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
-
-
-def is_wildcard(host: str) -> bool:
-    """Whether a host stands for all addresses, so that nobody can connect to it by that name."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host in WILDCARD_HOSTS
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_unspecified
+        return normalise_host("0.0.0.0" if text == "*" else text)
+    except InvalidAddress:
+        raise ValueError("not a host name or IP address (a port goes into base_port)") from None

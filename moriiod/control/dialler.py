@@ -159,6 +159,7 @@ class Dialler:
             functools.partial(self._on_message, effect.route),
             self._hooks.on_bug,
             MAX_FRAMES,
+            self._limits.max_frame_bytes,
         )
         route.socket.when_writable(functools.partial(self._on_connected, route))
 

@@ -120,7 +120,12 @@ class ControlEndpoint:
             raise
         self._bound = Endpoint(advertised, port)
         self._listener = LoopSocket(
-            router, loop, self._on_listener, self._hooks.on_bug, 1 + MAX_FRAMES
+            router,
+            loop,
+            self._on_listener,
+            self._hooks.on_bug,
+            1 + MAX_FRAMES,
+            self._settings.max_message_bytes,
         )
         self._dialler = Dialler(
             self._context,

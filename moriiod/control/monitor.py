@@ -21,6 +21,7 @@ _EVENTS: Final = (
     | zmq.EVENT_ACCEPT_FAILED
 )
 _FRAMES: Final = 2
+_MAX_FRAME_BYTES: Final = 1024
 
 
 class ListenerMonitor:
@@ -38,7 +39,9 @@ class ListenerMonitor:
         self._listener = listener
         self._hooks = hooks
         pair = listener.get_monitor_socket(_EVENTS)
-        self._socket = LoopSocket(pair, loop, self._on_event, hooks.on_bug, _FRAMES)
+        self._socket = LoopSocket(
+            pair, loop, self._on_event, hooks.on_bug, _FRAMES, _MAX_FRAME_BYTES
+        )
 
     def close(self) -> None:
         """Stop. Idempotent."""

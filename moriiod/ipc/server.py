@@ -109,7 +109,12 @@ class IpcServer:
             router.close(linger=0)
             raise
         self._socket = LoopSocket(
-            router, loop, self._on_message, self._hooks.on_bug, 1 + MAX_FRAMES
+            router,
+            loop,
+            self._on_message,
+            self._hooks.on_bug,
+            1 + MAX_FRAMES,
+            self._settings.max_message_bytes,
         )
 
     @property
@@ -162,6 +167,8 @@ class IpcServer:
             self._file = _identity(path)
             publish_socket(path, self._settings.mode, self._settings.group)
             listener.listen(_BACKLOG)
+            if not self.is_path_intact():  # a daemon that started together with us was faster
+                raise AddressInUse(f"socket path {path} is in use", path=path)
             router.setsockopt(zmq.USE_FD, listener.fileno())
             router.bind(f"ipc://{path}")
         except BaseException as error:

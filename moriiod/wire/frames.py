@@ -103,10 +103,9 @@ def check_body(frame: bytes, max_body_bytes: int) -> bytes:
     """
     if len(frame) > max_body_bytes:
         raise TooLarge(
-            f"message body has {len(frame)} bytes, the limit is {max_body_bytes}",
+            f"message body is over the limit of {max_body_bytes} bytes",
             limit="max_body_bytes",
             value=max_body_bytes,
-            n_bytes=len(frame),
         )
     return frame
 

@@ -49,6 +49,8 @@ class LoopSocket:
             socket lives on.
         on_bug: Takes exceptions that should not have been.
         max_frames: A message with more frames arrives with ``max_frames + 1`` of them.
+        max_frame_bytes: A longer frame arrives cut to ``max_frame_bytes + 1`` bytes, so that what
+            will be refused is not copied.
     """
 
     def __init__(
@@ -58,12 +60,14 @@ class LoopSocket:
         on_message: Callable[[list[bytes]], None],
         on_bug: Callable[[Exception], None],
         max_frames: int,
+        max_frame_bytes: int,
     ) -> None:
         self._socket = socket
         self._loop = loop
         self._on_message = on_message
         self._on_bug = on_bug
         self._max_frames = max_frames
+        self._max_frame_bytes = max_frame_bytes
         self._fd = int(socket.getsockopt(zmq.FD))
         #: Frames of a message that is not complete yet.
         self._parts: list[bytes] = []
@@ -148,14 +152,19 @@ class LoopSocket:
                 self._schedule()
                 return
             try:
-                frame = self._socket.recv(zmq.NOBLOCK)
+                frame = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
             budget -= 1 + (len(frame) >> _BYTES_PER_UNIT_SHIFT)
             if len(self._parts) <= self._max_frames:
-                self._parts.append(frame)
-            if not self._socket.getsockopt(zmq.RCVMORE):
+                self._parts.append(self._bytes_of(frame))
+            if not frame.more:
                 self._deliver()
+
+    def _bytes_of(self, frame: zmq.Frame) -> bytes:
+        if len(frame) > self._max_frame_bytes:
+            return bytes(frame.buffer[: self._max_frame_bytes + 1])
+        return frame.bytes
 
     def _deliver(self) -> None:
         frames, self._parts = self._parts, []

@@ -88,14 +88,8 @@ class RawClient:
         dealer.connect(endpoint)
         self.received: list[list[bytes]] = []
         self._changed = asyncio.Event()
-        self._socket = LoopSocket(
-            dealer,
-            asyncio.get_running_loop(),
-            self._on_message,
-            self._on_bug,
-            MAX_FRAMES,
-            _FRAME_LIMIT,
-        )
+        self._dealer = dealer
+        self._socket = self._listen()
 
     def send(self, frames: list[bytes]) -> bool:
         """Send one message as it is."""
@@ -108,9 +102,32 @@ class RawClient:
             await self._changed.wait()
         return self.received[n - 1]
 
+    async def progress(self) -> None:
+        """Wait until another message has come in."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    def pause(self) -> None:
+        """Stop reading; what comes in piles up in libzmq and then on the other side."""
+        asyncio.get_running_loop().remove_reader(int(self._dealer.getsockopt(zmq.FD)))
+
+    def resume(self) -> None:
+        """Read on."""
+        self._socket = self._listen()
+
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
+
+    def _listen(self) -> LoopSocket:
+        return LoopSocket(
+            self._dealer,
+            asyncio.get_running_loop(),
+            self._on_message,
+            self._on_bug,
+            MAX_FRAMES,
+            _FRAME_LIMIT,
+        )
 
     def _on_message(self, frames: list[bytes]) -> None:
         self.received.append(frames)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,8 +49,7 @@ def status(
     failures = 0
     for path in sockets:
         try:
-            text = fetch_status(path, timeout_s)
-            document = _parse(path, text)
+            document = _ask(path, timeout_s)
         except MoriiodError as error:
             if not every:
                 raise
@@ -94,13 +95,20 @@ def _ranked(directory: Path) -> Iterator[tuple[int, Path]]:
             yield int(match[1]), path
 
 
-def _parse(path: str, text: str) -> dict[str, Any]:
+def _ask(path: str, timeout_s: float) -> dict[str, Any]:
+    # ZMQ would wait for the socket to appear; whoever asks wants to know that it is not there.
     try:
-        document = json.loads(text)
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise DaemonUnreachable(f"no daemon answers at {path}: {error.strerror}") from error
+    if not stat.S_ISSOCK(mode):
+        raise DaemonUnreachable(f"{path} is not a socket")
+    try:
+        document = json.loads(fetch_status(path, timeout_s))
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        raise DaemonUnreachable(f"what listens on {path} does not answer like a moriiod")
+        raise DaemonUnreachable(f"what listens at {path} does not answer like a moriiod")
     return document
 
 

@@ -148,14 +148,14 @@ def _unreachable_addresses(config: Config) -> Iterator[Contradiction]:
 
 def _socket_paths(config: Config) -> Iterator[Contradiction]:
     key = "daemon.socket" if config.daemon.socket else "daemon.runtime_dir"
-    for path in (config.socket_path, config.fd_socket_path):
-        n_bytes = len(path.encode("utf-8", "surrogateescape"))
-        if n_bytes > MAX_SOCKET_PATH_BYTES:
-            yield Contradiction(
-                key,
-                f"the socket path {path} has {n_bytes} bytes, "
-                f"the kernel takes {MAX_SOCKET_PATH_BYTES}",
-            )
+    # Of the two sockets, this one has the longer name.
+    path = config.fd_socket_path
+    n_bytes = len(path.encode("utf-8", "surrogateescape"))
+    if n_bytes > MAX_SOCKET_PATH_BYTES:
+        yield Contradiction(
+            key,
+            f"the socket path {path} has {n_bytes} bytes, the kernel takes {MAX_SOCKET_PATH_BYTES}",
+        )
 
 
 def _times(config: Config) -> Iterator[Contradiction]:

@@ -63,7 +63,7 @@ _LEGACY_ENV: Final[Mapping[str, str]] = {
 
 #: What Kubernetes puts into every container for a service called moriiod or moriiod-something.
 _KUBERNETES_NAME: Final = re.compile(
-    r"MORIIOD(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)\Z"
+    r"MORIIOD(_\w+?)??_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)\Z"
 )
 
 

@@ -77,16 +77,24 @@ def _read(path: str) -> bytes:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         _fail(path, None, f"cannot be read: {_os_reason(error)}")
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            _fail(path, None, "cannot be read: not a regular file")
-        try:
-            content = file.read(MAX_FILE_BYTES + 1)
-        except OSError as error:
-            _fail(path, None, f"cannot be read: {_os_reason(error)}")
+    try:
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        content = _read_all(fd) if is_file else b""
+    except OSError as error:
+        _fail(path, None, f"cannot be read: {_os_reason(error)}")
+    finally:
+        os.close(fd)
+    if not is_file:
+        _fail(path, None, "cannot be read: not a regular file")
     if len(content) > MAX_FILE_BYTES:
         _fail(path, None, f"cannot be read: larger than {MAX_FILE_BYTES} bytes")
     return content
+
+
+def _read_all(fd: int) -> bytes:
+    """Return the content, or one byte more than is allowed of it."""
+    with open(fd, "rb", closefd=False) as file:
+        return file.read(MAX_FILE_BYTES + 1)
 
 
 def _decode(path: str, content: bytes) -> str:

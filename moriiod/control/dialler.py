@@ -120,6 +120,7 @@ class Dialler:
         if route is None:
             return False
         if route.socket is not None and route.socket.send_nowait(frames):
+            route.was_connected, route.parked = True, None
             return True
         if route.was_connected:
             return False

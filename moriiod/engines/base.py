@@ -2,8 +2,8 @@
 
 An engine holds no transfer state: it registers memory, pairs it with a peer's, copies what it is
 told and says when nothing of an operation touches memory any more. ``engines.runner`` owns it:
-``register``, ``deregister``, ``open_session``, ``close_session`` and ``fence`` are called on a
-setup thread and may block; ``post``, ``cancel`` and ``progress`` are called on one data thread.
+``post``, ``cancel``, ``progress`` and ``in_flight`` are used on one data thread, everything else
+on setup threads, where it may block.
 """
 
 from __future__ import annotations
@@ -143,8 +143,19 @@ class TransferEngine(Protocol):
         """Refuse the peer any further access, and say whether it can still have some."""
         ...
 
+    def readmit(self, peer: Epoch) -> None:
+        """Undo ``fence`` while it is not confirmed: the peer is back under its old epoch.
+
+        ``watch_fd`` of that fence is not watched any more. A later fence must still know what the
+        peer reached before. Unknown epochs are ignored.
+        """
+        ...
+
     def forget(self, peer: Epoch) -> None:
-        """Drop what is remembered about a peer's epoch; unknown epochs are ignored."""
+        """Drop what is remembered about a peer's epoch; unknown epochs are ignored.
+
+        Called when the fence is confirmed by ``watch_fd``: the peer's process is gone.
+        """
         ...
 
     def close(self) -> None:
@@ -173,8 +184,12 @@ class RegionExporter(Protocol):
 
         Returns:
             A pidfd of the process that fetched under this epoch, None if it never fetched.
-            The exporter keeps it open until ``forget``.
+            The exporter keeps it open until ``forget`` or ``readmit``.
         """
+        ...
+
+    def readmit(self, peer: Epoch) -> None:
+        """Undo ``refuse``, but remember which process fetched. Any thread."""
         ...
 
     def forget(self, peer: Epoch) -> None:

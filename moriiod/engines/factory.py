@@ -1,0 +1,43 @@
+"""Engines by name, imported only when they are asked for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from moriiod.core.ids import Epoch
+from moriiod.engines.base import RegionExporter, TransferEngine
+from moriiod.errors import ConfigError
+
+#: Engines that need a library of their own, and the extra of this package that brings it.
+_EXTRAS: Final = {"mori": "moriiod[mori]", "nixl": "moriiod[nixl]"}
+_FAULTY: Final = "faulty:"
+
+
+def make_engine(name: str, exporter: RegionExporter, epoch: Epoch) -> TransferEngine:
+    """Return a new engine.
+
+    Args:
+        name: ``shm``. Tests may wrap it: ``faulty:shm,seed=7,fail=0.1`` (see ``engines.faulty``).
+        exporter: Hands memory to peers on this host.
+        epoch: Of this daemon start.
+
+    Raises:
+        ConfigError: No such engine, or not in this build.
+    """
+    if name.startswith(_FAULTY):
+        from moriiod.engines.faulty import FaultyEngine, parse_faults
+
+        inner, _, text = name.removeprefix(_FAULTY).partition(",")
+        return FaultyEngine(make_engine(inner, exporter, epoch), parse_faults(text))
+    if name == "shm":
+        from moriiod.engines.shm import ShmEngine
+
+        return ShmEngine(exporter, epoch)
+    if name in _EXTRAS:
+        raise ConfigError(
+            f"engine {name} is not in this build yet; it will come with {_EXTRAS[name]}",
+            key="engine",
+            value=name,
+            extra=_EXTRAS[name],
+        )
+    raise ConfigError(f"there is no engine {name!r}; known: shm", key="engine", value=name[:64])

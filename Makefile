@@ -72,6 +72,7 @@ bench: $(STAMP) ## run every script in tests/bench, one after the other
 
 docs: $(STAMP) ## write the generated pages of docs/ anew
 	$(PY) docs/tools/gen_errors.py
+	$(PY) docs/tools/gen_protocol.py
 
 docs-site: docs $(DOCS_STAMP) ## build docs/ as a web site in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

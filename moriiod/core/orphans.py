@@ -15,7 +15,7 @@ from functools import partial
 from moriiod.core import topology
 from moriiod.core.address import Endpoint, endpoint_for_rank
 from moriiod.core.clients import Client
-from moriiod.core.ids import AttemptId, Epoch
+from moriiod.core.ids import AttemptId, Epoch, TransferId
 from moriiod.core.links import Expected
 from moriiod.core.messages import Fenced, FenceRequest
 from moriiod.core.parts import Parts
@@ -23,7 +23,7 @@ from moriiod.core.peers import Peer
 from moriiod.core.requests import Attach
 from moriiod.core.requests import Orphan as OrphanRequest
 from moriiod.core.transfers import Ending, Transfer
-from moriiod.errors import DaemonLost, MoriiodError
+from moriiod.errors import DaemonLost, MoriiodError, TransferConflict
 
 
 class FenceLeg:
@@ -145,6 +145,15 @@ class Orphans:
                 self._legs[leg.fence_id] = leg
                 leg.connect()
             self.ctx.later(orphan.settle)
+
+    def check_free(self, client: Client, transfer_id: TransferId) -> None:
+        """Refuse a new reservation under a name that is still being fenced.
+
+        Raises:
+            TransferConflict: It is.
+        """
+        if any(o.client is client and o.transfer_id == transfer_id for o in self._orphans):
+            raise TransferConflict("the old one is being fenced", transfer_id=transfer_id)
 
     def _make_legs(self, orphan: Orphan, request: OrphanRequest) -> None:
         ours, peer = self.ctx.identity, request.peer

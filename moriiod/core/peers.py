@@ -147,7 +147,8 @@ class Peers:
     def _check_silence(self, peer: Peer) -> None:
         silence = self._ctx.now - peer.last_heard
         settings = self._ctx.settings
-        if silence < settings.link_timeout_s:
+        # Compared as it was armed: rounding must never arm a timer that is due at once again.
+        if self._ctx.now < peer.last_heard + settings.link_timeout_s:
             self._arm(peer)
             return
         if peer.is_up:

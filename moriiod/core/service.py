@@ -99,6 +99,7 @@ class Service:
             case req.Seal():
                 machine.pushes.seal(client, body)
             case req.Reserve():
+                machine.orphans.check_free(client, body.transfer_id)
                 machine.reserves.reserve(client, body)
             case _:
                 raise UnexpectedMessage("not allowed here", type=type(body).__name__)

@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from moriiod.errors import AddressInUse, ConfigError
 from moriiod.telemetry.metrics import CONTENT_TYPE
@@ -177,9 +177,8 @@ class _Connection(asyncio.Protocol):
         self._is_answered = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if not isinstance(transport, asyncio.Transport):
-            raise TypeError(f"not a stream: {type(transport).__name__}")
-        self._transport = transport
+        # Not isinstance: uvloop's transports are of no asyncio class.
+        self._transport = cast(asyncio.Transport, transport)
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(self._owner.deadline_s, self.cut)
         if not self._owner.admit(self):

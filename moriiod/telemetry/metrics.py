@@ -34,11 +34,10 @@ OTHER: Final = "other"
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _ROLES: Final = frozenset(get_args(Role))
 _OUTCOMES: Final = frozenset(get_args(Outcome))
-_ERROR_CODES: Final = frozenset(error_classes())
 #: Which way the bytes went, for the roles whose daemon moves them.
 _DIRECTION_OF: Final = {"pull": "read", "push": "write"}
-#: Reasons of a released or received transfer; those of failed ones are error codes.
-_GOOD_REASONS: Final = frozenset({"acked", "aborted"})
+#: Reasons of released and received transfers, and the error codes of failed ones.
+_REASONS: Final = frozenset({"acked", "aborted", *error_classes()})
 _WORD: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,63}\Z", re.ASCII)
 _MAX_PEER_NAME: Final = 64
 Direction = Literal["read", "write"]
@@ -155,12 +154,11 @@ class Metrics:
             n_bytes: Payload bytes that this daemon moved for it.
         """
         role = _one_of(_ROLES, role)
-        is_known = reason in _GOOD_REASONS or reason in _ERROR_CODES
         self._count(
             "moriiod_transfers_total",
             role,
             _one_of(_OUTCOMES, outcome),
-            reason if is_known else OTHER,
+            _one_of(_REASONS, reason),
         )
         self._observe("moriiod_transfer_duration_seconds", duration_s, role)
         direction = _DIRECTION_OF.get(role)

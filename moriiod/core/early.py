@@ -39,6 +39,8 @@ class Early(Generic[BodyT]):
         #: In the order of arrival, which is the order of the deadlines.
         self._waiting: OrderedDict[tuple[TransferId, _Key], _Waiting[BodyT]] = OrderedDict()
         self._by_transfer: dict[TransferId, dict[_Key, None]] = {}
+        #: Messages that were given up since the start: too many, or too old.
+        self.dropped = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -50,6 +52,7 @@ class Early(Generic[BodyT]):
             return True
         if len(self._waiting) >= self._ctx.settings.max_early:
             self._ctx.problem("early_buffer_full", transfer_id)
+            self.dropped += 1
             return False
         deadline = self._ctx.now + self._ctx.settings.early_ttl_s
         self._waiting[key] = _Waiting(peer, body, deadline)
@@ -89,6 +92,7 @@ class Early(Generic[BodyT]):
             if oldest.deadline > self._ctx.now:
                 break
             self.discard(transfer_id, attempt, oldest.peer)
+            self.dropped += 1
             if not oldest.peer.is_void:
                 self._give_up(oldest.peer, oldest.body)
         self._arm()

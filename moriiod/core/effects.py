@@ -126,13 +126,22 @@ class ReadmitPeer:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A transfer changed state; for the log, the metrics and the story."""
+    """A transfer changed state; for the log, the metrics and the story.
+
+    At its end ``new`` is the outcome and ``detail`` the reason.
+
+    Attributes:
+        age_s: Since the transfer was asked for.
+        n_bytes: At its end: payload bytes that were moved for it.
+    """
 
     transfer_id: str
     role: str
     old: str
     new: str
     detail: str = ""
+    age_s: float = 0.0
+    n_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

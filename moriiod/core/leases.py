@@ -44,6 +44,7 @@ class Leases:
         self._reasons: Memorial[MoriiodError] = Memorial(self.ctx.settings.max_tombstones)
         self._early: Early[Claim] = Early(self.ctx, "claim", self._give_up_claim)
         self.early_acks = EarlyAcks(self.ctx.settings.max_early, self.ctx.settings.early_ttl_s)
+        self._expired_acks = 0
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._live.values())
@@ -55,6 +56,11 @@ class Leases:
     def early_claims(self) -> int:
         """Claims that wait for a publish."""
         return len(self._early)
+
+    @property
+    def early_dropped(self) -> int:
+        """Claims and ACKs that waited for a publish in vain, or found no room, since the start."""
+        return self._early.dropped + self.early_acks.dropped + self._expired_acks
 
     # --- Requests of the worker ---------------------------------------------------------------
 
@@ -182,7 +188,7 @@ class Leases:
             self.ctx.timers.set(("early_acks",), deadline, self._expire_early_acks)
 
     def _expire_early_acks(self) -> None:
-        self.early_acks.expire(self.ctx.now)
+        self._expired_acks += self.early_acks.expire(self.ctx.now)
         self._arm_early_acks()
 
     # --- Housekeeping -------------------------------------------------------------------------

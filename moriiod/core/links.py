@@ -7,6 +7,7 @@ Hello while something waits for that peer, and so finds out that it came back, o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -108,6 +109,9 @@ class Links:
         self._next_route = 1
         #: Counts what we say about our generations, so that late copies are recognised.
         self._beats = 0
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(self._links.values())
 
     def __len__(self) -> int:
         return len(self._links)

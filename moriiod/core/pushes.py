@@ -64,6 +64,11 @@ class Pushes:
         """Grants that wait for a push."""
         return len(self._early)
 
+    @property
+    def early_dropped(self) -> int:
+        """Grants that waited for a push in vain, or found no room, since the start."""
+        return self._early.dropped
+
     # --- Requests of the worker ---------------------------------------------------------------
 
     def push(self, client: Client, request: PushRequest) -> None:

@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from moriiod.core.clients import Client, Clients
 from moriiod.core.context import Context
+from moriiod.core.effects import Transition
 from moriiod.core.ids import Outcome, Role, TransferId
 from moriiod.core.requests import TransferEnded
 from moriiod.errors import Busy, Draining, InvariantViolation, MoriiodError, TooLarge
@@ -65,7 +66,7 @@ class Transfer:
                 "a transfer ended twice", transfer_id=self.transfer_id, role=self.role
             )
         self.is_ended = True
-        self.enter(ending.outcome, ending.reason)
+        self._record_end(ending)
         event = TransferEnded(
             transfer_id=self.transfer_id,
             role=self.role,
@@ -77,6 +78,19 @@ class Transfer:
             n_layers=ending.n_layers,
         )
         self._clients.tell(self.client, event)
+
+    def _record_end(self, ending: Ending) -> None:
+        end = Transition(
+            self.transfer_id,
+            self.role,
+            self.state,
+            ending.outcome,
+            ending.reason,
+            self._ctx.now - self.started_at,
+            ending.n_bytes,
+        )
+        self._ctx.emit(end)
+        self.state = ending.outcome
 
 
 class Admission:

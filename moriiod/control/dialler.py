@@ -98,17 +98,22 @@ class Dialler:
         except Busy as error:
             self._fail(effect.route, error)
 
-    def close(self, name: PeerRoute) -> None:
-        """Forget a route and what is queued for it; unknown names are ignored."""
+    def close(self, name: PeerRoute, linger_s: float = 0.0) -> None:
+        """Forget a route; unknown names are ignored.
+
+        Args:
+            name: Of the route.
+            linger_s: How long what is queued for it may still go out.
+        """
         route = self._routes.pop(name, None)
         if route is not None and route.socket is not None:
-            route.socket.close()
+            route.socket.close(linger_s)
 
-    def close_all(self) -> None:
+    def close_all(self, linger_s: float = 0.0) -> None:
         """Close every route and stop looking up names."""
         self._resolver.close()
         for name in list(self._routes):
-            self.close(name)
+            self.close(name, linger_s)
 
     def send(self, name: PeerRoute, frames: list[bytes]) -> bool:
         """Send, or park the message until the first connection.

@@ -193,14 +193,18 @@ class ControlEndpoint:
             return self._listener.send_nowait([routing_id, *frames])
         return self._dialler.send(effect.route, frames)
 
-    def close(self) -> None:
-        """Close the listener and every route. Idempotent."""
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close the listener and every route. Idempotent.
+
+        Args:
+            linger_s: How long messages that are queued may still go out.
+        """
         if self._dialler is not None:
-            self._dialler.close_all()
+            self._dialler.close_all(linger_s)
         if self._monitor is not None:
             self._monitor.close()
         if self._listener is not None:
-            self._listener.close()
+            self._listener.close(linger_s)
 
     def _on_listener(self, frames: list[bytes]) -> None:
         self._on_message(_ACCEPTED + frames[0].hex(), frames[1:])

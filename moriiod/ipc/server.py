@@ -144,13 +144,17 @@ class IpcServer:
             case SendEvent(route, sequence, event):
                 return self._send(route, EventFrame(sequence, self._epoch, event))
 
-    def close(self) -> None:
-        """Stop serving and remove the socket file, if it is still ours. Idempotent."""
+    def close(self, linger_s: float = 0.0) -> None:
+        """Stop serving and remove the socket file, if it is still ours. Idempotent.
+
+        Args:
+            linger_s: How long replies and events that are queued may still go out.
+        """
         if self.is_path_intact():
             remove_socket(self._settings.path)
         self._file = None
         if self._socket is not None:
-            self._socket.close()
+            self._socket.close(linger_s)
 
     def _bind(self, router: zmq.Socket[bytes]) -> None:
         """Make the listening socket ourselves and hand its descriptor to libzmq.

@@ -111,14 +111,19 @@ class LoopSocket:
         self._on_writable = callback
         self._schedule()
 
-    def close(self) -> None:
-        """Stop reading and close the socket; what is queued is dropped. Idempotent."""
+    def close(self, linger_s: float = 0.0) -> None:
+        """Stop reading and close the socket. Idempotent.
+
+        Args:
+            linger_s: How long libzmq's own thread goes on sending what is queued, and the end of
+                the context waits for it; what is left then is dropped.
+        """
         if self._is_closed:
             return
         self._is_closed = True
         self._on_writable = None
         self._loop.remove_reader(self._fd)
-        self._socket.close(linger=0)
+        self._socket.close(linger=round(linger_s * 1000))
 
     def _check_after_send(self) -> None:
         """A send may use up the edge that says that a message came in."""

@@ -205,15 +205,6 @@ class ClientUnusable(MoriiodError):
     remedy = "Make a client of your own, after the fork and in the process that uses it."
 
 
-class DaemonUnreachable(MoriiodError):
-    """No daemon answers on the local socket."""
-
-    code = "DAEMON_UNREACHABLE"
-    retryable = True
-    scope = Scope.DAEMON
-    remedy = "Start the daemon, or name its socket; look at its log if it does not answer."
-
-
 class Busy(MoriiodError):
     """A limit is reached; the request was not taken. Fields: limit, value, retry_after_s."""
 

@@ -18,7 +18,7 @@ from moriiod.cli.document import render_document
 from moriiod.cli.options import GivenSettings, settings_options
 from moriiod.client.admin import fetch_status
 from moriiod.config.load import LoadedConfig
-from moriiod.errors import DaemonUnreachable, MoriiodError
+from moriiod.errors import DaemonLost, MoriiodError
 
 _RANK_SOCKET: Final = re.compile(r"rank(\d+)\.sock\Z")
 _PIPE_WIDTH: Final = 160
@@ -45,7 +45,7 @@ def status(
     loaded = given.load(partial=True)
     sockets = _sockets(loaded) if every else [_one_socket(loaded)]
     if not sockets:
-        raise DaemonUnreachable(f"no daemon has a socket in {loaded.config.daemon.runtime_dir}")
+        raise DaemonLost(f"no daemon has a socket in {loaded.config.daemon.runtime_dir}")
     failures = 0
     for path in sockets:
         try:
@@ -69,9 +69,7 @@ def _one_socket(loaded: LoadedConfig) -> str:
         return found[0]
     directory = loaded.config.daemon.runtime_dir
     if not found:
-        raise DaemonUnreachable(
-            f"no daemon has a socket in {directory}; give --socket or --tp-rank"
-        )
+        raise DaemonLost(f"no daemon has a socket in {directory}; give --socket or --tp-rank")
     raise typer.BadParameter(
         f"{len(found)} daemons have sockets in {directory}; give --tp-rank, --socket or --all"
     )
@@ -88,7 +86,7 @@ def _ranked(directory: Path) -> Iterator[tuple[int, Path]]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise DaemonUnreachable(f"cannot look into {directory}: {error.strerror}") from error
+        raise DaemonLost(f"cannot look into {directory}: {error.strerror}") from error
     for path in entries:
         match = _RANK_SOCKET.match(path.name)
         if match is not None:
@@ -100,15 +98,15 @@ def _ask(path: str, timeout_s: float) -> dict[str, Any]:
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
-        raise DaemonUnreachable(f"no daemon answers at {path}: {error.strerror}") from error
+        raise DaemonLost(f"no daemon answers at {path}: {error.strerror}") from error
     if not stat.S_ISSOCK(mode):
-        raise DaemonUnreachable(f"{path} is not a socket")
+        raise DaemonLost(f"{path} is not a socket")
     try:
         document = json.loads(fetch_status(path, timeout_s))
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        raise DaemonUnreachable(f"what listens at {path} does not answer like a moriiod")
+        raise DaemonLost(f"what listens at {path} does not answer like a moriiod")
     return document
 
 

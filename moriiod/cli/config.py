@@ -22,7 +22,9 @@ from moriiod.config.render import (
 from moriiod.telemetry.catalog import render_metrics_table
 
 config_app = typer.Typer(
-    no_args_is_help=False, help="Show, check and explain the configuration.", add_completion=False
+    help="Show, check and explain the configuration.",
+    add_completion=False,
+    rich_markup_mode=None,
 )
 
 
@@ -60,7 +62,7 @@ def show(
 def check(
     given: GivenSettings,
     path: Annotated[
-        str | None, typer.Argument(metavar="[FILE]", help="File to check, as with --config.")
+        str | None, typer.Argument(metavar="FILE", help="File to check, as with --config.")
     ] = None,
 ) -> None:
     """Check a file together with the environment and the flags, as serve would see them.

@@ -85,7 +85,7 @@ def _cell(key: str, value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         return ", ".join(_cell(key, item) for item in value)
-    if isinstance(value, int) and key.endswith("bytes"):
+    if isinstance(value, int) and "bytes" in key.split("_"):
         return _with_unit(value)
     if isinstance(value, float):
         value = f"{value:.6g}"

@@ -53,7 +53,7 @@ class _Commands(TyperGroup):
         module = _LAZY.get(cmd_name)
         if module is None or importlib.util.find_spec(module) is None:
             return super().get_command(ctx, cmd_name)
-        single = typer.Typer(add_completion=False)
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(cmd_name)(getattr(importlib.import_module(module), cmd_name))
         return typer.main.get_command(single)
 
@@ -62,6 +62,8 @@ app = typer.Typer(
     cls=_Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # The panels of rich cut long flags off at 80 columns.
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

@@ -90,7 +90,6 @@ def _setting_parameters() -> list[inspect.Parameter]:
                 setting.flag,
                 metavar=setting.kind.metavar,
                 help=setting.description,
-                rich_help_panel=f"Section {setting.section} of the configuration",
                 show_default=False,
             ),
         )

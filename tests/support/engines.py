@@ -7,6 +7,7 @@ joins by adding a factory here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import mmap
 import os
 import threading
@@ -68,9 +69,10 @@ class WorkerMemory:
         return self
 
     def close(self) -> None:
-        """Unmap and close."""
+        """Unmap and close. What a failed test still looks at is unmapped when it is forgotten."""
         del self.bytes
-        self._mapping.close()
+        with contextlib.suppress(BufferError):
+            self._mapping.close()
         os.close(self.fd)
 
 

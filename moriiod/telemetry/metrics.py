@@ -201,9 +201,9 @@ class Metrics:
         """Count something wrong that came from outside and was contained."""
         self._count("moriiod_protocol_problems_total", self._word(kind))
 
-    def early_dropped(self) -> None:
-        """Count an early message that was dropped: too many, or too old."""
-        self._count("moriiod_early_dropped_total")
+    def early_dropped(self, count: int = 1) -> None:
+        """Count early messages that were dropped: too many, or too old."""
+        self._count("moriiod_early_dropped_total", by=count)
 
     def loop_lag(self, lag_s: float) -> None:
         """Record how late the event loop was."""

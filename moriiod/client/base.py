@@ -127,6 +127,7 @@ class ClientBase(TransferCalls):
         is_over = caches.wanted is None
         if not is_over:
             self._protocol.abandon_registration()
+            self._driver.service()
         outcome = caches.take_outcome()
         self._close_unused()
         self._wake_for_untaken()

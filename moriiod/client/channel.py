@@ -101,6 +101,7 @@ class Channel:
         for fd in (self.unix_fd, self.zmq_fd, self.monitor_fd):
             self._poller.unregister(fd)
         self._zmq.disable_monitor()
+        self._monitor.close(0)
         self._zmq.close(0)
         self._unix.close()
 

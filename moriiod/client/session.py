@@ -118,8 +118,9 @@ class ClientProtocol:
     # --- What the caller wants ----------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin the first attach."""
-        self._open()
+        """Begin the first attach; nothing if that was done."""
+        if self.phase is Phase.IDLE:
+            self._open()
 
     def check_connected(self) -> None:
         """Check that requests can be sent.

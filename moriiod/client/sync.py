@@ -70,6 +70,8 @@ class Client(ClientBase):
     def connect(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Attach to the daemon; while none is there, try again until the time is over.
 
+        Also to be called when it was attached before: waits until it is again.
+
         Raises:
             DaemonLost: None answered in time. Retryable.
             InvalidAddress: We may not connect to the socket, or it is none.

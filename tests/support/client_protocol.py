@@ -63,6 +63,8 @@ class Shell:
             case SendRequest(body):
                 self.sent.append((self.protocol.ledger.next_sequence, body))
                 self.protocol.step_sent()
+            case SendPacket():
+                pass
         return order
 
     def submit(self, body: Request, *, is_waited_for: bool = False) -> int:
@@ -114,6 +116,8 @@ class Shell:
                     self.reply(self.sent[-1][0], ATTACHED)
                 case SendRequest(RegisterCaches()):
                     self.reply(self.sent[-1][0])
+                case _:
+                    pass
         return asked[0]
 
     def register(self, wanted: Registration) -> None:
@@ -135,6 +139,8 @@ class Shell:
                     self.reply(self.sent[-1][0], ATTACHED)
                 case SendRequest():
                     self.reply(self.sent[-1][0])
+                case _:
+                    pass
 
 
 def ended(

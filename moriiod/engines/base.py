@@ -184,7 +184,7 @@ class RegionExporter(Protocol):
 
         Returns:
             A pidfd of the process that fetched under this epoch, None if it never fetched.
-            The exporter keeps it open until ``forget`` or ``readmit``.
+            The exporter keeps it open for as long as the process lives, and while it is watched.
         """
         ...
 
@@ -193,5 +193,8 @@ class RegionExporter(Protocol):
         ...
 
     def forget(self, peer: Epoch) -> None:
-        """Close the pidfd of an epoch and forget the refusal; unknown epochs are ignored."""
+        """Close the pidfd of an epoch whose process has ended, and forget the refusal.
+
+        Unknown epochs, and those whose process lives, are ignored.
+        """
         ...

@@ -101,11 +101,15 @@ class Exports:
             fetcher.is_watched = False
 
     def forget(self, peer: Epoch) -> None:
-        """See ``RegionExporter``."""
-        self._refused.pop(peer, None)
-        fetcher = self._fetchers.pop(peer, None)
+        """See ``RegionExporter``. As long as the process that fetched lives, nothing is forgotten:
+        without its pidfd a later fence would be confirmed too early."""
+        fetcher = self._fetchers.get(peer)
         if fetcher is not None:
+            if not _has_ended(fetcher.pidfd):
+                return
+            del self._fetchers[peer]
             self._close_on_loop(fetcher.pidfd)
+        self._refused.pop(peer, None)
 
     # --- Loop thread --------------------------------------------------------------------------
 

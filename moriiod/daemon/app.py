@@ -20,7 +20,7 @@ from moriiod.core.ids import Epoch
 from moriiod.core.machine import Machine
 from moriiod.core.snapshot import take_counts, take_snapshot
 from moriiod.daemon import settings
-from moriiod.daemon.clock import Every, LoopClock
+from moriiod.daemon.clock import Clock, Every, LoopClock
 from moriiod.daemon.dispatch import Dispatcher, Shells
 from moriiod.daemon.driver import Driver, Wiring
 from moriiod.daemon.observer import Observer
@@ -83,6 +83,19 @@ class Ended:
     bug: Exception | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a daemon that was started is made of."""
+
+    clock: Clock
+    started_at: float
+    driver: Driver
+    shells: Shells
+    machine: Machine
+    metrics: Metrics
+    http: TelemetryServer
+
+
 class Daemon:
     """Everything that serves one rank.
 
@@ -102,6 +115,8 @@ class Daemon:
         self.epoch: Final[Epoch] = uuid.uuid4().hex
         self._make = make or partial(_make_engine, config.engine.name)
         self._stack = AsyncExitStack()
+        self._maybe_parts: _Parts | None = None
+        self._ended: asyncio.Future[Ended] | None = None
         self._phase = Phase.STARTING
         #: What does not work although the daemon runs; empty = nothing.
         self._trouble = ""
@@ -118,21 +133,22 @@ class Daemon:
             MoriiodError: The engine does not start, or our own socket does not answer.
         """
         loop = asyncio.get_running_loop()
-        self._clock = LoopClock(loop)
-        self._started_at = self._clock.now()
-        self._ended: asyncio.Future[Ended] = loop.create_future()
+        self._ended = loop.create_future()
+        driver = Driver(LoopClock(loop))
         try:
-            await self._start()
-        except BaseException:
+            await self._start(driver, LoopClock(loop))
+        except BaseException as error:
             await self.close()
+            if driver.bug is not None:
+                raise driver.bug from error
             raise
         self._phase = Phase.READY
 
-    async def _start(self) -> None:
+    async def _start(self, driver: Driver, clock: Clock) -> None:
         config, epoch, stack = self.config, self.epoch, self._stack
+        started_at = clock.now()
         context = new_context(config.limits.max_peers)
         stack.callback(context.term)
-        self._driver = driver = Driver(self._clock)
         stack.callback(driver.stop)
         fds = FdServer(settings.fd_settings(config), epoch, driver.hooks)
         stack.callback(fds.close)
@@ -146,42 +162,41 @@ class Daemon:
         control.open()
         engine = EngineRunner(self._make(fds.exports, epoch), driver.hooks, fds.release)
         engine.open()
-        stack.push_async_callback(self._close_engine, engine)
-        self._shells = Shells(ipc, fds, control, engine)
-        self._wire(driver, self._shells)
-        await self._serve_metrics()
-        self._watch()
+        stack.push_async_callback(_close_engine, engine)
+        stack.callback(driver.retire)
+        http = TelemetryServer(HttpSources(self.render_metrics, self.health, self.readiness))
+        shells = Shells(ipc, fds, control, engine)
+        machine = self._make_machine(engine)
+        info = settings.daemon_info(config, machine.engine, epoch)
+        metrics = Metrics(info, self._read_gauges, config.telemetry.max_peer_labels)
+        self._maybe_parts = _Parts(clock, started_at, driver, shells, machine, metrics, http)
+        self._wire(self._parts)
+        if config.metrics_port:
+            stack.push_async_callback(http.close)
+            await http.start(config.telemetry.metrics_host, config.metrics_port)
+        self._watch(self._parts)
         await ping(context, config.socket_path, epoch, _SELF_CHECK_S)
 
-    def _wire(self, driver: Driver, shells: Shells) -> None:
-        config, capabilities = self.config, shells.engine.capabilities
-        self._machine = machine = Machine(
-            settings.identity_of(config, self.epoch),
-            settings.core_settings(config),
-            capabilities.name,
-            capabilities.max_op_bytes,
+    def _make_machine(self, engine: EngineRunner) -> Machine:
+        return Machine(
+            settings.identity_of(self.config, self.epoch),
+            settings.core_settings(self.config),
+            engine.capabilities.name,
+            engine.capabilities.max_op_bytes,
         )
-        self._metrics = Metrics(
-            settings.daemon_info(config, capabilities.name, self.epoch),
-            self._read_gauges,
-            config.telemetry.max_peer_labels,
-        )
-        observer = Observer(self._metrics, self._instance_of)
-        outlet = Dispatcher(shells, observer, driver.handle, self._on_drained, self._clock)
+
+    def _wire(self, parts: _Parts) -> None:
+        driver, machine = parts.driver, parts.machine
+        observer = Observer(parts.metrics, self._instance_of)
+        outlet = Dispatcher(parts.shells, observer, driver.handle, self._on_drained, parts.clock)
         driver.start(Wiring(machine, outlet, observer, self.render_status, self._on_broken))
 
-    async def _serve_metrics(self) -> None:
-        self._http = TelemetryServer(HttpSources(self.render_metrics, self.health, self.readiness))
-        if self.config.metrics_port:
-            self._stack.push_async_callback(self._http.close)
-            await self._http.start(self.config.telemetry.metrics_host, self.config.metrics_port)
-
-    def _watch(self) -> None:
+    def _watch(self, parts: _Parts) -> None:
         for interval_s, callback in (
-            (_LAG_INTERVAL_S, self._metrics.loop_lag),
+            (_LAG_INTERVAL_S, parts.metrics.loop_lag),
             (_PATH_INTERVAL_S, self._look_at_paths),
         ):
-            every = Every(self._clock, interval_s, callback)
+            every = Every(parts.clock, interval_s, callback)
             every.start()
             self._stack.callback(every.stop)
 
@@ -194,10 +209,12 @@ class Daemon:
         """
         self._phase = Phase.DRAINING
         limit = self.config.daemon.drain_timeout_s if timeout_s is None else timeout_s
-        self._driver.handle(DrainRequested(limit))
+        self._parts.driver.handle(DrainRequested(limit))
 
     async def wait_ended(self) -> Ended:
         """Wait for the end of a drain, for ``end``, or for a bug."""
+        if self._ended is None:
+            raise _not_started()
         return await self._ended
 
     def end(self) -> None:
@@ -207,18 +224,13 @@ class Daemon:
     async def close(self) -> None:
         """Close the links, the engine and the sockets, in this order. Idempotent."""
         self._phase = Phase.ENDED
-        shells = getattr(self, "_shells", None)
-        if shells is not None:
-            shells.control.close(_LINGER_S)
+        if self._maybe_parts is not None:
+            self._maybe_parts.shells.control.close(_LINGER_S)
         await self._stack.aclose()
 
-    async def _close_engine(self, engine: EngineRunner) -> None:
-        if not await engine.close(_ENGINE_CLOSE_S):
-            _log.error(
-                "the engine did not end in time: its memory stays registered until this process "
-                "has ended",
-                extra={"timeout_s": _ENGINE_CLOSE_S, "ops": engine.in_flight},
-            )
+    def on_bug(self, error: Exception) -> None:
+        """Something outside of the driver broke: nothing is decided any more."""
+        self._parts.driver.on_bug(error)
 
     def _on_drained(self, is_clean: bool) -> None:
         self._end(Ended(is_clean))
@@ -228,10 +240,16 @@ class Daemon:
         self._end(Ended(is_clean=False, bug=bug))
 
     def _end(self, ended: Ended) -> None:
-        if not self._ended.done():
+        if self._ended is not None and not self._ended.done():
             self._ended.set_result(ended)
 
     # --- How it is ----------------------------------------------------------------------------
+
+    @property
+    def _parts(self) -> _Parts:
+        if self._maybe_parts is None:
+            raise _not_started()
+        return self._maybe_parts
 
     @property
     def phase(self) -> Phase:
@@ -241,8 +259,8 @@ class Daemon:
     @property
     def addresses(self) -> Addresses:
         """Where it is reached; known from ``start`` on."""
-        control = self._shells.control.address
-        host, port = self.config.telemetry.metrics_host, self._http.port
+        control = self._parts.shells.control.address
+        host, port = self.config.telemetry.metrics_host, self._parts.http.port
         return Addresses(
             socket=self.config.socket_path,
             fd_socket=self.config.fd_socket_path,
@@ -253,12 +271,12 @@ class Daemon:
     @property
     def control_port(self) -> int:
         """The control port that is really bound."""
-        return self._shells.control.address.port
+        return self._parts.shells.control.address.port
 
     @property
     def machine(self) -> Machine:
         """The core, to look at; only the driver changes it."""
-        return self._machine
+        return self._parts.machine
 
     def health(self) -> Health:
         """Return whether it works at all."""
@@ -272,65 +290,78 @@ class Daemon:
             return Health(False, self._phase.value)
         return Health(True)
 
-    def on_bug(self, error: Exception) -> None:
-        """Something outside of the driver broke: nothing is decided any more."""
-        self._driver.on_bug(error)
-
     def render_status(self) -> str:
-        """Return its state as JSON text."""
-        now = self._clock.now()
-        shells = self._shells
+        """Return its state as JSON text; see ``daemon.status``."""
+        parts = self._parts
+        now = parts.clock.now()
         state = DaemonState(
-            identity=self._machine.ctx.identity,
+            identity=parts.machine.ctx.identity,
             state="unhealthy" if self._trouble else self._phase.value,
             reason=self.readiness().detail,
-            uptime_s=now - self._started_at,
+            uptime_s=now - parts.started_at,
             addresses=self.addresses,
-            engine=shells.engine.capabilities.name,
-            snapshot=take_snapshot(self._machine, now, MAX_ROWS),
-            shells=ShellCounters(
-                ipc=shells.ipc.counters,
-                control=shells.control.counters,
-                routes_dialled=shells.control.n_dialled,
-                fd_connections=shells.fds.n_connections,
-                region_fds=shells.fds.n_region_fds,
-                exported_regions=shells.fds.exports.n_exports,
-                engine_sessions=shells.engine.n_sessions,
-                engine_ops=shells.engine.in_flight,
-            ),
+            engine=parts.machine.engine,
+            snapshot=take_snapshot(parts.machine, now, MAX_ROWS),
+            shells=_count_shells(parts.shells),
         )
-        return render_status(state, self._metrics)
+        return render_status(state, parts.metrics)
 
     def render_metrics(self) -> bytes:
         """Return its metrics in the text format of Prometheus."""
-        dropped = take_counts(self._machine).early_dropped
-        self._metrics.early_dropped(dropped - self._early_dropped)
+        dropped = take_counts(self._parts.machine).early_dropped
+        self._parts.metrics.early_dropped(dropped - self._early_dropped)
         self._early_dropped = dropped
-        return self._metrics.render()
+        return self._parts.metrics.render()
 
     def _read_gauges(self) -> GaugeValues:
-        return gauges_of(take_counts(self._machine))
+        return gauges_of(take_counts(self._parts.machine))
 
     def _instance_of(self, epoch: Epoch) -> str:
-        peer = self._machine.peers.get(epoch)
+        peer = self._parts.machine.peers.get(epoch)
         return "" if peer is None else peer.identity.instance
 
     def _look_at_paths(self, _late_s: float) -> None:
         """Notice that somebody removed or replaced the socket files (case S4)."""
-        config, shells = self.config, self._shells
+        config, parts = self.config, self._parts
+        if parts.driver.bug is not None:
+            return
         gone = [
             path
-            for path, shell in (
-                (config.socket_path, shells.ipc),
-                (config.fd_socket_path, shells.fds),
+            for path, is_intact in (
+                (config.socket_path, parts.shells.ipc.is_path_intact()),
+                (config.fd_socket_path, parts.shells.fds.is_path_intact()),
             )
-            if not shell.is_path_intact()
+            if not is_intact
         ]
         trouble = f"not reachable any more at {' and '.join(gone)}" if gone else ""
         if trouble and trouble != self._trouble:
             _log.error("a socket file was removed or replaced: %s", trouble)
-        if self._driver.bug is None:
-            self._trouble = trouble
+        self._trouble = trouble
+
+
+async def _close_engine(engine: EngineRunner) -> None:
+    if not await engine.close(_ENGINE_CLOSE_S):
+        _log.error(
+            "the engine did not end in time: its memory stays registered until this process ends",
+            extra={"timeout_s": _ENGINE_CLOSE_S, "ops": engine.in_flight},
+        )
+
+
+def _count_shells(shells: Shells) -> ShellCounters:
+    return ShellCounters(
+        ipc=shells.ipc.counters,
+        control=shells.control.counters,
+        routes_dialled=shells.control.n_dialled,
+        fd_connections=shells.fds.n_connections,
+        region_fds=shells.fds.n_region_fds,
+        exported_regions=shells.fds.exports.n_exports,
+        engine_sessions=shells.engine.n_sessions,
+        engine_ops=shells.engine.in_flight,
+    )
+
+
+def _not_started() -> RuntimeError:
+    return RuntimeError("the daemon was not started")
 
 
 def _make_engine(name: str, exporter: RegionExporter, epoch: Epoch) -> TransferEngine:

@@ -15,7 +15,13 @@ from functools import partial
 from typing import Final, Protocol
 
 from moriiod.core.effects import CountProblem, Effect, ReplyToClient
-from moriiod.core.events import Event, PeerMessageReceived, RequestReceived, TimerFired
+from moriiod.core.events import (
+    Event,
+    OpEnded,
+    PeerMessageReceived,
+    RequestReceived,
+    TimerFired,
+)
 from moriiod.core.faults import refused
 from moriiod.core.machine import Machine
 from moriiod.core.requests import GetStatus, Reply, StatusDocument
@@ -88,6 +94,7 @@ class Driver:
         self._wiring: Wiring | None = None
         self._queue: deque[Event] = deque()
         self._is_running = False
+        self._is_retired = False
         self._is_stopped = False
         self._bug: Exception | None = None
         self._timer: Timer | None = None
@@ -116,6 +123,10 @@ class Driver:
             wiring.on_broken(self._bug)
         self._run()
 
+    def retire(self) -> None:
+        """Handle nothing any more but the end of operations, while the engine is being closed."""
+        self._is_retired = True
+
     def stop(self) -> None:
         """Handle nothing any more. Idempotent."""
         self._is_stopped = True
@@ -124,7 +135,7 @@ class Driver:
 
     def handle(self, event: Event) -> None:
         """Take an event: at once, or after the one that is being handled."""
-        if self._is_stopped:
+        if self._is_stopped or (self._is_retired and not isinstance(event, OpEnded)):
             return
         self._queue.append(event)
         if not self._is_running:

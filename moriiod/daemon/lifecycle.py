@@ -84,7 +84,7 @@ class Lifecycle:
         beat = self._start_beat()
         try:
             if self._asked is not None:  # asked to stop while it started
-                daemon.drain()
+                daemon.drain(0.0 if self._forced is not None else None)
             ended = await daemon.wait_ended()
             if daemon.phase is not Phase.DRAINING:
                 notifier.stopping("stopping")

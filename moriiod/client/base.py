@@ -158,7 +158,6 @@ class ClientBase(TransferCalls):
 
     def _ask(self, body: Request) -> int:
         self._check_usable()
-        self._driver.service()
         return self._driver.submit(body, is_waited_for=True)
 
     def _answer(self, sequence: int) -> Callable[[], bool]:
@@ -177,11 +176,6 @@ class ClientBase(TransferCalls):
             raise to_error(answer)
         return answer
 
-    def _wake_for_untaken(self) -> None:
-        """Events that came while something else was waited for must not be slept over."""
-        if self._protocol.ledger.untaken:
-            self._driver.wake()
-
     # --- close --------------------------------------------------------------------------------
 
     def _has_left(self) -> bool:
@@ -190,11 +184,13 @@ class ClientBase(TransferCalls):
     def _end_close(self) -> bool:
         """Close what is left; say whether nothing can touch the memory any more."""
         protocol = self._protocol
-        is_idle = not len(protocol.ledger.table)
+        table = protocol.ledger.table
+        # A daemon vouches for what it was asked itself, not for what a lost one left behind.
+        has_let_go = not len(table) or (protocol.has_left and not table.has_lost)
         self._driver.close()
         protocol.caches.forget()
         self._close_unused()
-        return protocol.has_left or is_idle
+        return has_let_go
 
 
 PING: Final = Ping()

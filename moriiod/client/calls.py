@@ -266,6 +266,12 @@ class TransferCalls:
             # What was noticed on the way (the daemon went) still has to be carried out.
             self._driver.wake()
             raise
+        self._wake_for_untaken()
+
+    def _wake_for_untaken(self) -> None:
+        """What came in while something else was done must not be slept over."""
+        if self._protocol.ledger.untaken:
+            self._driver.wake()
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:

@@ -98,12 +98,19 @@ class Channel:
 
     def close(self) -> None:
         """Close both sockets. ``pidfd`` stays with whoever took it."""
-        for fd in (self.unix_fd, self.zmq_fd, self.monitor_fd):
+        self.close_unix()
+        for fd in (self.zmq_fd, self.monitor_fd):
             self._poller.unregister(fd)
         self._zmq.disable_monitor()
         self._monitor.close(0)
         self._zmq.close(0)
-        self._unix.close()
+
+    def close_unix(self) -> None:
+        """Close the fd socket only; nothing if that was done."""
+        if self.unix_fd >= 0:
+            self._poller.unregister(self.unix_fd)
+            self._unix.close()
+            self.unix_fd = -1
 
     def send_packet(self, message: FdMessage, fd: int | None) -> None:
         """Send on the fd socket, with a descriptor if there is one.

@@ -101,6 +101,8 @@ class ClientDriver:
             TooLarge: The request does not fit a message.
         """
         protocol = self.protocol
+        # A daemon that went away must not be taken for the one that came after it.
+        self.service()
         protocol.check_connected()
         protocol.ledger.check_room(body)
         frames = encode_request(RequestFrame(protocol.ledger.next_sequence, body))
@@ -180,7 +182,10 @@ class ClientDriver:
             except MoriiodError as error:
                 # What the daemon said before it went still counts.
                 self._read_frames()
-                self._lost(error)
+                if channel is self._channel:
+                    channel.close_unix()
+                    self.protocol.connection_ended(error, self._clock())
+                    self._close_if_ordered()
                 return
             if packet is None:
                 return

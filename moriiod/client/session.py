@@ -28,7 +28,7 @@ from moriiod.client.registration import (
 )
 from moriiod.client.types import ClientSettings, ClientState, Registration, problem_from_error
 from moriiod.core.ids import Epoch, Generation
-from moriiod.core.requests import Attached, Detach, RegisterCaches, Reply
+from moriiod.core.requests import Attached, Detach, Done, Ping, RegisterCaches, Reply
 from moriiod.errors import DaemonLost, MoriiodError, UnexpectedMessage
 from moriiod.wire.fdsocket import FdMessage
 from moriiod.wire.ipc import EventFrame, ReplyFrame
@@ -107,6 +107,9 @@ class ClientProtocol:
         self.attach_error: MoriiodError | None = None
         #: The daemon confirmed that it let go of everything (after ``leave``).
         self.has_left = False
+        #: While leaving: the daemon closed the fd socket, and was asked something after that.
+        self._has_connection_ended = False
+        self._is_proof_of_life = False
 
     @property
     def state(self) -> ClientState:
@@ -199,8 +202,6 @@ class ClientProtocol:
     def lost(self, error: MoriiodError, now: float) -> None:
         """The daemon, or our connection to it, is gone."""
         if self.phase is Phase.LEAVING:
-            # The daemon closes the connection once nothing of ours is in its hands any more.
-            self.has_left = self._step_sequence == 0
             self.close()
         elif self.phase is Phase.ATTACHING:
             self.failed(error, now)
@@ -208,6 +209,18 @@ class ClientProtocol:
             self._lost_epoch = self.epoch
             self._give_up_channel(error)
             self.deadline = now
+
+    def connection_ended(self, error: MoriiodError, now: float) -> None:
+        """The daemon closed the fd socket."""
+        if self.phase is not Phase.LEAVING or self.orders:
+            self.lost(error, now)
+            return
+        # It does that once nothing of ours is in its hands any more; but so does a dying process.
+        # Whoever answers after this is alive.
+        self._has_connection_ended = True
+        if not self._step_sequence:
+            self._is_proof_of_life = True
+            self._take(SendRequest(Ping()), now)
 
     def daemon_gone(self, epoch: Epoch) -> None:
         """The process of that daemon start has ended."""
@@ -289,9 +302,8 @@ class ClientProtocol:
     def _step_answered(self, reply: Reply, now: float) -> None:
         if self.phase is Phase.DETACHING:
             self._reopen()
-        elif self.phase is Phase.LEAVING and not len(self.ledger.table):
-            self.has_left = True
-            self.close()
+        elif self.phase is Phase.LEAVING:
+            self._leaving_answered(reply, now)
         elif self._steps is not None:
             try:
                 self._take(self._steps.reply_received(reply), now)
@@ -299,6 +311,15 @@ class ClientProtocol:
                 self._registration_refused(refusal.error, now)
             except MoriiodError as error:
                 self.lost(error, now)
+
+    def _leaving_answered(self, reply: Reply, now: float) -> None:
+        is_proof = self._is_proof_of_life and isinstance(reply, Done)
+        if is_proof or not len(self.ledger.table):
+            self.has_left = True
+            self.close()
+        elif self._has_connection_ended:
+            self._is_proof_of_life = True
+            self._take(SendRequest(Ping()), now)
 
     def _registration_refused(self, error: MoriiodError, now: float) -> None:
         if self.caches.refused(error) and self.caches.held is None:

@@ -66,6 +66,11 @@ class TransferTable:
     def __iter__(self) -> Iterator[InFlight]:
         return iter(self._live.values())
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether some of them belong to an attach that is over."""
+        return any(entry.is_lost for entry in self._live.values())
+
     def open(self, entry: InFlight) -> bool:
         """Add a transfer; False (and no change) if it is in flight already."""
         return self._live.setdefault((entry.role, entry.transfer_id), entry) is entry

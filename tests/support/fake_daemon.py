@@ -331,6 +331,11 @@ class DaemonProcess:
     ) -> None:
         self.kill()
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
     def drop_workers(self) -> None:
         """Close all fd connections, and live on."""
         self._process.send_signal(signal.SIGUSR1)

@@ -472,8 +472,25 @@ def test_leaving_with_transfers_waits_until_the_daemon_lets_go(registered: Shell
     registered.next_order()
     registered.reply(registered.sent[-1][0], Done())
     assert registered.protocol.phase is Phase.LEAVING
-    registered.protocol.lost(DaemonLost("closed"), registered.now)
+    registered.protocol.connection_ended(DaemonLost("closed"), registered.now)
+    assert registered.next_order() == SendRequest(Ping()), "a dying daemon closes it as well"
+    assert registered.protocol.phase is Phase.LEAVING
+    registered.reply(registered.sent[-1][0], Done())
     assert registered.protocol.phase is Phase.CLOSED
+    assert registered.protocol.has_left
+
+
+def test_leaving_needs_an_answer_that_came_after_the_end_of_the_connection(
+    registered: Shell,
+) -> None:
+    open_four(registered)
+    registered.protocol.leave(registered.now)
+    registered.next_order()
+    registered.protocol.connection_ended(DaemonLost("closed"), registered.now)
+    registered.reply(registered.sent[-1][0], Done())
+    assert not registered.protocol.has_left, "it may have been on its way before"
+    assert registered.next_order() == SendRequest(Ping())
+    registered.reply(registered.sent[-1][0], Done())
     assert registered.protocol.has_left
 
 
@@ -481,7 +498,21 @@ def test_leaving_a_daemon_that_dies_is_no_proof_that_it_let_go(registered: Shell
     open_four(registered)
     registered.protocol.leave(registered.now)
     registered.next_order()
+    registered.reply(registered.sent[-1][0], Done())
+    registered.protocol.connection_ended(DaemonLost("died"), registered.now)
+    registered.next_order()
     registered.protocol.lost(DaemonLost("died"), registered.now)
+    assert registered.protocol.phase is Phase.CLOSED
+    assert not registered.protocol.has_left
+
+
+def test_daemon_that_died_before_it_heard_of_our_leaving_proves_nothing(
+    registered: Shell,
+) -> None:
+    open_four(registered)
+    registered.protocol.leave(registered.now)
+    registered.protocol.connection_ended(DaemonLost("died"), registered.now)
+    assert registered.protocol.phase is Phase.CLOSED
     assert not registered.protocol.has_left
 
 

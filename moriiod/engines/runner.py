@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -41,6 +42,10 @@ from moriiod.zmqio.hooks import ShellHooks
 
 #: Most operations in flight; more are refused, and posted again later.
 MAX_OPS: Final = 4096
+#: How long a thread that computes may keep another from running Python code. A thread that copies
+#: needs the interpreter for a moment between two copies; with Python's 5 ms, a busy loop would
+#: slow it down to a copy every 5 ms.
+SWITCH_INTERVAL_S: Final = 0.0005
 #: Kind of problem this shell counts: a call failed that no event answers.
 CALL_FAILED: Final = "engine_call_failed"
 
@@ -100,8 +105,13 @@ class EngineRunner:
         self._waiter: tuple[Callable[[], bool], asyncio.Future[bool]] | None = None
 
     def open(self) -> None:
-        """Start the threads; results are delivered on the running loop."""
+        """Start the threads; results are delivered on the running loop.
+
+        Until ``close``, the whole process switches threads more often than Python's default.
+        """
         self._loop = asyncio.get_running_loop()
+        self._switch_interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(SWITCH_INTERVAL_S, self._switch_interval_s))
         threads = self._engine.capabilities.setup_threads
         self._setup = SetupThreads(threads, self._loop, self._notify)
         self._data = DataThread(self._engine, self._loop, self._on_results, self._hooks.on_bug)
@@ -343,6 +353,7 @@ class EngineRunner:
             return False
         self._data.stop()
         self._setup.stop()
+        sys.setswitchinterval(self._switch_interval_s)
         return True
 
     async def _wait(self, is_true: Callable[[], bool], deadline: float) -> bool:

@@ -31,7 +31,12 @@ class FdClient:
         """Wait for the next packet; empty at the end of the connection."""
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(self.sock, lambda: ready.done() or ready.set_result(None))
+
+        def wake() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        loop.add_reader(self.sock, wake)
         try:
             await ready
         finally:

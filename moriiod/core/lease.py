@@ -60,6 +60,9 @@ class LeaseClaim:
         if not self.is_closed:
             self.lease.table.peers.fence(self.peer)
 
+    def peer_forgotten(self) -> None:
+        """The consumer may still be reading: it is not forgotten before that is settled."""
+
     def peer_fenced(self) -> None:
         """The consumer's daemon cannot read any more."""
         if not self.is_closed:
@@ -194,9 +197,14 @@ class Lease(Transfer):
         self.table.peers.outbox.confirm(claim.peer.epoch, ("revoke", claim.pull_id))
 
     def claimant_died(self, claim: LeaseClaim) -> None:
-        """A consumer is gone for good; its rank will not ack, so the lease ends for all."""
-        self._close_claim(claim)
+        """A consumer is fenced; its rank will not ack, so the lease ends for all.
+
+        The revocation stays in the outbox: should the consumer come back, it must answer it
+        before it is let in again.
+        """
         self.revoke(TransferAborted("a consumer's daemon is gone"))
+        claim.is_closed = True
+        self.table.peers.unuse(claim.peer, claim)
         self.settle()
 
     # --- End ----------------------------------------------------------------------------------
@@ -222,7 +230,7 @@ class Lease(Transfer):
         for claim in self.open_claims():
             revoke = Revoke(self.transfer_id, claim.pull_id, self.lease_id, wire_error(error))
             self.table.peers.post(claim.peer, ("revoke", claim.pull_id), revoke)
-            if not claim.peer.is_up:
+            if not claim.peer.is_up and not claim.peer.is_fenced:
                 self.table.peers.fence(claim.peer)
         self.settle()
 

@@ -39,9 +39,13 @@ class Leases:
         self._admission = parts.admission
         self._live: dict[TransferId, Lease] = {}
         #: Ended leases by lease id: which (epoch, pull) had a valid Ack.
-        self._ended: Memorial[frozenset[ClaimKey]] = Memorial(self.ctx.settings.max_tombstones)
+        self._ended: Memorial[AttemptId, frozenset[ClaimKey]] = Memorial(
+            self.ctx.settings.max_tombstones
+        )
         #: Why a transfer id is not open any more.
-        self._reasons: Memorial[MoriiodError] = Memorial(self.ctx.settings.max_tombstones)
+        self._reasons: Memorial[TransferId, MoriiodError] = Memorial(
+            self.ctx.settings.max_tombstones
+        )
         self._early: Early[Claim] = Early(self.ctx, "claim", self._give_up_claim)
         self.early_acks = EarlyAcks(self.ctx.settings.max_early, self.ctx.settings.early_ttl_s)
         self._expired_acks = 0
@@ -145,6 +149,7 @@ class Leases:
         if stated != (identity.tp_rank, identity.tp_size):
             self.ctx.problem("ack_not_of_sender", message.transfer_id)
             return
+        self.peers.outbox.confirm(peer.epoch, ("revoke", message.pull_id))
         lease = self._live.get(message.transfer_id)
         key = (peer.epoch, message.pull_id)
         if lease is not None and lease.lease_id == message.lease_id:

@@ -7,6 +7,7 @@ Hello while something waits for that peer, and so finds out that it came back, o
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -109,6 +110,8 @@ class Links:
         self._next_route = 1
         #: Counts what we say about our generations, so that late copies are recognised.
         self._beats = 0
+        #: Epochs we have welcomed and that have not spoken since, oldest first, bounded.
+        self._welcomed: OrderedDict[Epoch, Identity] = OrderedDict()
 
     def __iter__(self) -> Iterator[Link]:
         return iter(self._links.values())
@@ -266,16 +269,31 @@ class Links:
     # --- Handshake, listening side ------------------------------------------------------------
 
     def on_hello(self, route: PeerRoute, epoch: Epoch, message: Hello) -> None:
-        """Somebody dialled us."""
+        """Somebody dialled us, or a late Hello of a dead process arrived.
+
+        So a Hello alone changes nothing: only its sender's next message proves that it lives, and
+        may end an older epoch of the same rank.
+        """
         error = self._objection(epoch, message)
         if error is not None:
             self._ctx.problem("hello_refused", f"{error.code}: {error.message}")
             self._ctx.emit(SendToPeer(route, HelloRefused(message.nonce, wire_error(error))))
             return
         version = max(set(message.versions) & set(PROTOCOL_VERSIONS))
-        self._peers.greet(message.identity, route)
+        if self._peers.get(epoch) is None:
+            self._welcomed[epoch] = message.identity
+            self._welcomed.move_to_end(epoch)
+            while len(self._welcomed) > self._ctx.settings.max_peers:
+                self._welcomed.popitem(last=False)
         welcome = Welcome(message.nonce, version, self._ctx.identity, self._engines)
         self._ctx.emit(SendToPeer(route, welcome))
+
+    def admit(self, route: PeerRoute, epoch: Epoch) -> Peer | None:
+        """Return the peer of a welcomed epoch that speaks for the first time, else None."""
+        identity = self._welcomed.pop(epoch, None)
+        if identity is None or self._peers.is_void(epoch):
+            return None
+        return self._peers.greet(identity, route)
 
     def _objection(self, epoch: Epoch, message: Hello) -> MoriiodError | None:
         identity = message.identity

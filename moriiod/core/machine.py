@@ -186,7 +186,7 @@ class Machine:
             case msg.UnknownEpoch():
                 self.links.on_unknown_epoch(route, body)
             case _:
-                peer = self.peers.get(epoch)
+                peer = self.peers.get(epoch) or self.links.admit(route, epoch)
                 if peer is None:
                     self._on_stranger(route, epoch, body)
                     return
@@ -266,6 +266,7 @@ class Machine:
             and client.layout is not None
             and client.memory is Memory.REGISTERED
             and not client.is_gone
+            and not peer.fence_requested
         ):
             layout = RemoteLayout(client.layout, self.engine, client.descriptors)
         self.peers.send(peer.epoch, msg.LayoutReply(generation, layout))

@@ -62,6 +62,9 @@ class FenceLeg:
             self._forget_peer(self.peer)
             self._try_again()
 
+    def peer_forgotten(self) -> None:
+        """It is asked again for as long as it takes."""
+
     def peer_fenced(self) -> None:
         """Nothing: this epoch of ours granted nothing."""
 

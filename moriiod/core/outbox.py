@@ -6,14 +6,15 @@ down exponentially, so a peer that is away costs little and is told as soon as i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from moriiod.core.context import Context
 from moriiod.core.ids import Epoch
 from moriiod.core.messages import PeerBody
 
-Key = Hashable
+#: (kind, id): what the message is, and of which attempt.
+Key = tuple[str, str]
 
 
 @dataclass(slots=True)
@@ -59,6 +60,10 @@ class Outbox:
     def is_waiting(self, peer: Epoch, key: Key) -> bool:
         """Whether a message waits for its answer."""
         return key in self._pending.get(peer, {})
+
+    def is_any_waiting(self, peer: Epoch, kinds: Collection[str]) -> bool:
+        """Whether a message of one of these kinds waits for its answer."""
+        return any(kind in kinds for kind, _ in self._pending.get(peer, {}))
 
     def count(self, peer: Epoch | None = None) -> int:
         """Number of messages that wait for an answer, of one peer or of all."""

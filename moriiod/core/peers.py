@@ -20,6 +20,11 @@ from moriiod.core.messages import Identity, PeerBody
 from moriiod.core.outbox import Key, Outbox
 from moriiod.errors import MoriiodError, PeerLost, PeerRestarted
 
+#: First part of the outbox keys of messages that end a claim or grant of a peer.
+REVOCATIONS = frozenset({"revoke", "revoke_grant"})
+#: A lost peer that owes us the end of a claim or grant is remembered so many times longer.
+_PATIENCE = 10
+
 
 class PeerUser(Protocol):
     """Something that depends on a peer: one leg of a transfer, one claim on a lease."""
@@ -30,6 +35,10 @@ class PeerUser(Protocol):
 
     def peer_fenced(self) -> None:
         """Nothing of the peer can touch local memory any more."""
+        ...
+
+    def peer_forgotten(self) -> None:
+        """The peer has been silent for very long: give up what only it would want to know."""
         ...
 
 
@@ -87,6 +96,11 @@ class Peers:
     def __len__(self) -> int:
         return len(self._peers)
 
+    @property
+    def fencing(self) -> tuple[Peer, ...]:
+        """Peers whose fence the engine was asked for and has not confirmed; also void ones."""
+        return tuple(peer for peer in self._fencing.values() if peer.fence_requested)
+
     def get(self, epoch: Epoch) -> Peer | None:
         """Return the peer of an epoch, None if it is unknown or void."""
         return self._peers.get(epoch)
@@ -135,10 +149,18 @@ class Peers:
         peer.route = route
         if not peer.is_up:
             peer.is_up = True
-            if peer.fence_requested and not peer.is_fenced:
-                peer.fence_requested = False
-                self._ctx.emit(ReadmitPeer(peer.epoch))
             self._arm(peer)
+        if peer.fence_requested and not self._owes_revocation(peer):
+            peer.fence_requested = peer.is_fenced = False
+            self._ctx.emit(ReadmitPeer(peer.epoch))
+
+    def _owes_revocation(self, peer: Peer) -> bool:
+        """Whether the peer may still hold a claim or grant that a fence has ended for us.
+
+        It must not reach our memory again before it has confirmed that it will not use them: a
+        grant that was on its way all the time could start a write into blocks that are free.
+        """
+        return self.outbox.is_any_waiting(peer.epoch, REVOCATIONS)
 
     def _arm(self, peer: Peer) -> None:
         when = peer.last_heard + self._ctx.settings.link_timeout_s
@@ -153,6 +175,7 @@ class Peers:
             return
         if peer.is_up:
             peer.is_up = False
+            self._ctx.problem("peer_lost", peer.identity.instance)
             self._tell_lost(
                 peer,
                 PeerLost(
@@ -161,9 +184,16 @@ class Peers:
                     silent_s=round(silence, 3),
                 ),
             )
-        elif silence >= settings.peer_forget_s and not peer.users:
-            self._drop(peer)
-            return
+        elif silence >= settings.peer_forget_s:
+            for user in list(peer.users):
+                user.peer_forgotten()
+            if not peer.users and self._owes_revocation(peer):
+                if silence >= _PATIENCE * settings.peer_forget_s:
+                    self.void(peer, PeerLost("the peer never confirmed that it has stopped"))
+                    return
+            elif not peer.users:
+                self._drop(peer)
+                return
         when = self._ctx.now + settings.link_timeout_s
         self._ctx.timers.set(("peer", peer.epoch), when, lambda: self._check_silence(peer))
 
@@ -237,7 +267,6 @@ class Peers:
         elif peer.fence_requested:
             peer.is_fenced = True
             self._tell_fenced(peer)
-            self.void(peer, PeerLost("the peer's process has ended"))
 
     def _tell_fenced(self, peer: Peer) -> None:
         for user in list(peer.users):

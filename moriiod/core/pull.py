@@ -95,16 +95,29 @@ class PullLeg:
             self._failed(error)
 
     def peer_lost(self, error: MoriiodError) -> None:
-        """The producer's daemon is silent or over: what it holds for us is its own affair."""
+        """The producer's daemon is silent or over.
+
+        A silent one may still keep blocks for us, so we go on telling it that we are done; the
+        link is kept for that. One whose epoch is over keeps nothing.
+        """
         if self.state is LegState.CLOSED:
             return
         was_reading = self.state is LegState.READING
         self._failed(error)
-        if not was_reading:
+        if self._is_peer_void and not was_reading:
             self._close()
 
     def peer_fenced(self) -> None:
         """Nothing here waits for a fence: our own operations end by themselves."""
+
+    def peer_forgotten(self) -> None:
+        """The producer was told often enough; its lease is its own affair now."""
+        if self.state in (LegState.CLAIMING, LegState.ACKING):
+            self._close()
+
+    @property
+    def _is_peer_void(self) -> bool:
+        return self.peer is None or self.peer.is_void
 
     # --- Claim --------------------------------------------------------------------------------
 
@@ -210,10 +223,10 @@ class PullLeg:
             table.ops.cancel(self.op)
         elif self.state in (LegState.HOLDING, LegState.READ):
             table.sessions.forget(self)
-            if self.peer is not None and self.peer.is_up:
-                self._ack(ok=False)
-            else:
+            if self._is_peer_void:
                 self._close()
+            else:
+                self._ack(ok=False)
 
     def finish(self) -> None:
         """The pull has its data: the lease is not needed any more."""

@@ -175,6 +175,9 @@ class PushTarget:
         if not self.is_over:
             self.push.fail(error)
 
+    def peer_forgotten(self) -> None:
+        """Our own operations end by themselves."""
+
     def peer_fenced(self) -> None:
         """Nothing here waits for a fence: our own operations end by themselves."""
 

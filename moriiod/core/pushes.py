@@ -9,7 +9,7 @@ from moriiod.core.blocks import count_blocks, unpack_groups
 from moriiod.core.clients import Client
 from moriiod.core.early import Early
 from moriiod.core.faults import wire_error
-from moriiod.core.ids import TransferId
+from moriiod.core.ids import AttemptId, Epoch, TransferId
 from moriiod.core.messages import (
     Grant,
     GrantAccepted,
@@ -33,6 +33,8 @@ from moriiod.errors import (
 )
 
 _EndMessage = WriteDone | WriteFailed
+#: Which grant of which consumer daemon.
+_GrantKey = tuple[Epoch, AttemptId]
 
 
 class Pushes:
@@ -49,9 +51,11 @@ class Pushes:
         self._live: dict[TransferId, Push] = {}
         self._early: Early[Grant] = Early(self.ctx, "grant", self._give_up_grant)
         #: What each ended grant was told.
-        self._told: Memorial[_EndMessage] = Memorial(self.ctx.settings.max_tombstones)
+        self._told: Memorial[_GrantKey, _EndMessage] = Memorial(self.ctx.settings.max_tombstones)
         #: Why a transfer id is not live any more.
-        self._reasons: Memorial[MoriiodError] = Memorial(self.ctx.settings.max_tombstones)
+        self._reasons: Memorial[TransferId, MoriiodError] = Memorial(
+            self.ctx.settings.max_tombstones
+        )
 
     def __iter__(self) -> Iterator[Push]:
         return iter(self._live.values())
@@ -138,7 +142,7 @@ class Pushes:
 
     def on_grant(self, peer: Peer, grant: Grant) -> None:
         """A consumer rank granted blocks."""
-        told = self._told.get(grant.grant_id)
+        told = self._told.get((peer.epoch, grant.grant_id))
         if told is not None:
             self.tell_end(peer, told)
             return
@@ -156,6 +160,10 @@ class Pushes:
             self._accept(peer, grant)
 
     def _take_grant(self, push: Push, peer: Peer, grant: Grant) -> None:
+        target = push.targets.get(peer.identity.tp_rank)
+        if target is not None and target.grant.grant_id == grant.grant_id:
+            self._accept(peer, grant)  # a repeat; its end is told when its writes have ended
+            return
         if not push.is_active:
             self._refuse(peer, grant, push.error or TransferAborted("the push is ending"))
             return
@@ -178,7 +186,7 @@ class Pushes:
 
     def on_revoke_grant(self, peer: Peer, message: RevokeGrant) -> None:
         """A consumer rank takes its grant back: answered when nothing writes there any more."""
-        told = self._told.get(message.grant_id)
+        told = self._told.get((peer.epoch, message.grant_id))
         if told is not None:
             self.tell_end(peer, told)
             return
@@ -199,7 +207,7 @@ class Pushes:
 
     def tell_end(self, peer: Peer, message: _EndMessage) -> None:
         """Tell a consumer rank that its grant is over, until it confirms."""
-        self._told.put(message.grant_id, message)
+        self._told.put((peer.epoch, message.grant_id), message)
         self.peers.post(peer, ("write_end", message.grant_id), message)
 
     def on_confirmed(self, peer: Peer, message: WriteConfirmed) -> None:

@@ -125,11 +125,21 @@ class GrantLeg:
         if not self.is_over:
             self.reserve.table.peers.fence(self.peer)
 
+    def peer_forgotten(self) -> None:
+        """The producer may still be writing: it is not forgotten before that is settled."""
+
     def peer_fenced(self) -> None:
-        """The producer's daemon cannot reach our memory any more."""
-        if not self.is_over:
-            self._close(GrantState.CLOSED)
-            self._failed(PeerLost("the producer's daemon is gone"))
+        """The producer's daemon cannot reach our memory any more.
+
+        The revocation stays in the outbox: should the daemon come back, it must answer it before
+        it is let in again.
+        """
+        if self.is_over or self.peer is None:
+            return
+        self.revoke()
+        self.state = GrantState.CLOSED
+        self.reserve.table.peers.unuse(self.peer, self)
+        self._failed(PeerLost("the producer's daemon is gone"))
 
     # --- End ----------------------------------------------------------------------------------
 
@@ -144,7 +154,7 @@ class GrantLeg:
             peers.outbox.confirm(self.peer.epoch, ("grant", self.grant_id))
             revoke = RevokeGrant(self.reserve.transfer_id, self.grant_id)
             peers.post(self.peer, ("revoke_grant", self.grant_id), revoke)
-            if not self.peer.is_up:
+            if not self.peer.is_up and not self.peer.is_fenced:
                 peers.fence(self.peer)
 
     def _failed(self, error: MoriiodError) -> None:

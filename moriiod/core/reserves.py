@@ -135,6 +135,7 @@ class Reserves:
 
     def _confirm(self, peer: Peer, message: WriteDone | WriteFailed) -> None:
         """Whatever we know of the grant, so that the producer stops repeating."""
+        self.peers.outbox.confirm(peer.epoch, ("revoke_grant", message.grant_id))
         self.peers.send(peer.epoch, WriteConfirmed(message.transfer_id, message.grant_id))
 
     # --- Housekeeping -------------------------------------------------------------------------

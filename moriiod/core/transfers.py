@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -133,30 +134,31 @@ class Admission:
         self._clients.check_room(client)
 
 
+KeyT = TypeVar("KeyT", bound=Hashable)
 ValueT = TypeVar("ValueT")
 
 
-class Memorial(Generic[ValueT]):
+class Memorial(Generic[KeyT, ValueT]):
     """What is remembered about ended attempts, to answer repeats: bounded, newest kept."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._entries: OrderedDict[str, ValueT] = OrderedDict()
+        self._entries: OrderedDict[KeyT, ValueT] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def put(self, key: str, value: ValueT) -> None:
+    def put(self, key: KeyT, value: ValueT) -> None:
         """Remember, and forget the oldest if there are too many."""
         self._entries[key] = value
         self._entries.move_to_end(key)
         while len(self._entries) > self._capacity:
             self._entries.popitem(last=False)
 
-    def get(self, key: str) -> ValueT | None:
+    def get(self, key: KeyT) -> ValueT | None:
         """Return what is remembered, None if nothing is."""
         return self._entries.get(key)
 
-    def discard(self, key: str) -> None:
+    def discard(self, key: KeyT) -> None:
         """Forget one entry; unknown keys are ignored."""
         self._entries.pop(key, None)

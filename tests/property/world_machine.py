@@ -30,7 +30,7 @@ class WorldMachine(RuleBasedStateMachine):
         self.world = World(*sizes, seed=seed)
         self.kills = 0
 
-    # --- What workers ask -----------------------------------------------------------------------
+    # --- What workers ask ---------------------------------------------------------------
 
     @rule(name=ids, blocks=ranges, mask=small, size=st.sampled_from((0, 0, 1, 4)))
     def publish(self, name: str, blocks: tuple[int, ...], mask: int, size: int) -> None:
@@ -39,9 +39,7 @@ class WorldMachine(RuleBasedStateMachine):
                 worker.publish(name, blocks, remote_tp_size=size)
 
     @rule(name=ids, remote=ranges, local=ranges, mask=small)
-    def pull(
-        self, name: str, remote: tuple[int, ...], local: tuple[int, ...], mask: int
-    ) -> None:
+    def pull(self, name: str, remote: tuple[int, ...], local: tuple[int, ...], mask: int) -> None:
         n = min(len(remote), len(local))
         for rank, worker in enumerate(self.world.d_workers):
             if worker.is_alive and worker.daemon.is_alive and not mask >> rank & 1:
@@ -85,7 +83,27 @@ class WorldMachine(RuleBasedStateMachine):
     def _live(self, workers: list) -> list:  # type: ignore[type-arg]
         return [w for w in workers if w.is_alive and w.daemon.is_alive]
 
-    # --- What the wire does -----------------------------------------------------------------------
+    @rule(name=ids, blocks=ranges, local=ranges)
+    def read_under_way(self, name: str, blocks: tuple[int, ...], local: tuple[int, ...]) -> None:
+        """Bring a READ of the whole group to where copies are in flight."""
+        self.publish(name, blocks, 0, 0)
+        self.pull(name, blocks, local, 0)
+        self.world.run(copies=False)
+
+    @rule(name=ids, blocks=ranges, local=ranges, seals=st.booleans())
+    def write_under_way(
+        self, name: str, blocks: tuple[int, ...], local: tuple[int, ...], seals: bool
+    ) -> None:
+        """Bring a WRITE of the whole group to where copies are in flight."""
+        self.reserve(name, local[: len(blocks)], 0)
+        self.push(name, blocks[: len(local)], 0)
+        self.world.run(copies=False)
+        for layer in range(N_LAYERS):
+            self.layer_ready(name, layer)
+        if seals:
+            self.seal(name)
+
+    # --- What the wire does -------------------------------------------------------------
 
     @precondition(lambda self: self.world.net)
     @rule(picks=st.lists(small, min_size=1, max_size=6))
@@ -104,18 +122,23 @@ class WorldMachine(RuleBasedStateMachine):
     def repeat(self, pick: int) -> None:
         self.world.deliver(pick % len(self.world.net), keep=True)
 
-    @rule()
-    def run(self) -> None:
-        self.world.run()
+    @rule(copies=st.booleans())
+    def run(self, copies: bool) -> None:
+        self.world.run(copies=copies)
 
+    @precondition(lambda self: self.world.ops or self.world.cut)
     @rule(p=small, d=small)
     def cut(self, p: int, d: int) -> None:
         world = self.world
-        ports = (world.prefill[p % len(world.prefill)].port, world.decode[d % len(world.decode)].port)
+        ports = (
+            world.prefill[p % len(world.prefill)].port,
+            world.decode[d % len(world.decode)].port,
+        )
         world.cut ^= {frozenset(ports)}
 
-    # --- What the engine does ----------------------------------------------------------------------
+    # --- What the engine does -----------------------------------------------------------
 
+    @precondition(lambda self: any(d.local_events for d in self.world.daemons))
     @rule()
     def local(self) -> None:
         self.world.local_step()
@@ -131,13 +154,13 @@ class WorldMachine(RuleBasedStateMachine):
     def refuse_posts(self, times: int) -> None:
         self.world.engine_refusals = times
 
-    # --- Time and death ------------------------------------------------------------------------------
+    # --- Time and death -----------------------------------------------------------------
 
     @rule(seconds=st.sampled_from((0.1, 0.3, 1.0, 3.0, 6.0, 25.0)))
     def pass_time(self, seconds: float) -> None:
         self.world.pass_time(seconds)
 
-    @precondition(lambda self: self.kills < 4)
+    @precondition(lambda self: self.kills < 4 and self.world.ops)
     @rule(pick=small)
     def kill_worker(self, pick: int) -> None:
         workers = self._live(self.world.workers)
@@ -145,7 +168,7 @@ class WorldMachine(RuleBasedStateMachine):
             self.kills += 1
             self.world.kill_worker(workers[pick % len(workers)])
 
-    @precondition(lambda self: self.kills < 4)
+    @precondition(lambda self: self.kills < 4 and (self.world.ops or self.world.net))
     @rule(pick=small)
     def kill_daemon(self, pick: int) -> None:
         daemons = self.world.daemons
@@ -153,10 +176,12 @@ class WorldMachine(RuleBasedStateMachine):
             self.kills += 1
             self.world.kill_daemon(daemons[pick % len(daemons)])
 
+    @precondition(lambda self: self.kills)
     @rule()
     def recover(self) -> None:
         self._recover()
 
+    @precondition(lambda self: self.world.ops or any(d.is_stopped for d in self.world.daemons))
     @rule(pick=small)
     def freeze_or_thaw(self, pick: int) -> None:
         daemons = self.world.daemons

@@ -184,13 +184,11 @@ class ClientBase(TransferCalls):
     def _end_close(self) -> bool:
         """Close what is left; say whether nothing can touch the memory any more."""
         protocol = self._protocol
-        table = protocol.ledger.table
-        # A daemon vouches for what it was asked itself, not for what a lost one left behind.
-        has_let_go = not len(table) or (protocol.has_left and not table.has_lost)
+        is_idle = not len(protocol.ledger.table)
         self._driver.close()
         protocol.caches.forget()
         self._close_unused()
-        return has_let_go
+        return protocol.has_left or is_idle
 
 
 PING: Final = Ping()

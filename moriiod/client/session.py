@@ -315,7 +315,8 @@ class ClientProtocol:
     def _leaving_answered(self, reply: Reply, now: float) -> None:
         is_proof = self._is_proof_of_life and isinstance(reply, Done)
         if is_proof or not len(self.ledger.table):
-            self.has_left = True
+            # A daemon vouches for what it was asked itself, not for what a lost one left behind.
+            self.has_left = not self.ledger.table.has_lost
             self.close()
         elif self._has_connection_ended:
             self._is_proof_of_life = True

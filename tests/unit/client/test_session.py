@@ -494,6 +494,20 @@ def test_leaving_needs_an_answer_that_came_after_the_end_of_the_connection(
     assert registered.protocol.has_left
 
 
+def test_daemon_cannot_vouch_for_what_a_lost_one_left_behind(registered: Shell) -> None:
+    open_four(registered)
+    registered.lose_daemon()
+    registered.attach(EPOCHS[1])
+    registered.protocol.leave(registered.now)
+    registered.next_order()
+    registered.protocol.connection_ended(DaemonLost("closed"), registered.now)
+    registered.reply(registered.sent[-1][0], Done())
+    registered.next_order()
+    registered.reply(registered.sent[-1][0], Done())
+    assert registered.protocol.phase is Phase.CLOSED
+    assert not registered.protocol.has_left
+
+
 def test_leaving_a_daemon_that_dies_is_no_proof_that_it_let_go(registered: Shell) -> None:
     open_four(registered)
     registered.protocol.leave(registered.now)

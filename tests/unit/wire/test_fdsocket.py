@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import array
+import os
+import socket
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +27,9 @@ from moriiod.wire.fdsocket import (
     WorkerWelcome,
     decode_packet,
     encode_packet,
+    receive_packet,
     refusal,
+    send_packet,
 )
 
 HEX = "0123456789abcdef" * 2
@@ -80,3 +87,63 @@ def test_damaged_packet_is_a_message_or_a_typed_error(
             decoded(damaged)
         except MoriiodError:
             pass
+
+
+class Wire:
+    """Stands in for a socket: keeps what is sent, gives what it was told to."""
+
+    def __init__(self, data: bytes = b"", ancillary: Any = (), flags: int = 0) -> None:
+        self.sent: list[tuple[Any, Any, int]] = []
+        self._incoming = (data, list(ancillary), flags, None)
+
+    def sendmsg(self, buffers: Any, ancillary: Any, flags: int) -> None:
+        self.sent.append((buffers, ancillary, flags))
+
+    def recvmsg(self, size: int, ancillary_size: int, flags: int) -> Any:
+        assert flags == socket.MSG_CMSG_CLOEXEC
+        return self._incoming
+
+
+def rights(*fds: int) -> tuple[int, int, bytes]:
+    return socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds).tobytes() + b"\x00"
+
+
+def test_fds_of_all_control_messages_are_received_and_closed() -> None:
+    fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(3)]
+    other = (socket.SOL_SOCKET, socket.SCM_CREDENTIALS, b"\x00" * 12)
+    wire: Any = Wire(b"x", [rights(*fds[:2]), other, rights(fds[2])])
+    packet = receive_packet(wire, 3)
+    assert packet == Packet(b"x", tuple(fds), is_cut=False)
+    packet.close_fds()
+    for fd in fds:
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(fd)
+
+
+@pytest.mark.parametrize("flag", [socket.MSG_TRUNC, socket.MSG_CTRUNC])
+def test_packet_that_lost_bytes_or_fds_is_cut(flag: int) -> None:
+    wire: Any = Wire(b"x", flags=flag | socket.MSG_EOR)
+    assert receive_packet(wire, 1).is_cut
+
+
+def test_message_is_sent_with_its_fds_and_without_a_signal() -> None:
+    wire: Any = Wire()
+    send_packet(wire, RegionTaken(1))
+    send_packet(wire, Regions((1, 2)), [7, 8])
+    assert wire.sent == [
+        ([encode_packet(RegionTaken(1))], [], socket.MSG_NOSIGNAL),
+        (
+            [encode_packet(Regions((1, 2)))],
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [7, 8]))],
+            socket.MSG_NOSIGNAL,
+        ),
+    ]
+
+
+def test_message_that_fits_no_packet_is_not_sent() -> None:
+    wire: Any = Wire()
+    with pytest.raises(TooLarge):
+        send_packet(wire, FdRefused("X", "y" * MAX_PACKET_BYTES))
+    with pytest.raises(TooLarge):
+        send_packet(wire, FdRefused("X", "y" * (MAX_PACKET_BYTES - 25)))
+    assert not wire.sent

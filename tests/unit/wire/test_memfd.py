@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 
 import pytest
 
@@ -40,6 +41,40 @@ def test_refusal_of_the_kernel_is_a_typed_error_with_size_and_errno() -> None:
     with pytest.raises(RegistrationFailed) as caught:
         create_sealed_memfd("x" * 300, 4096)
     assert caught.value.fields == {"n_bytes": 4096, "errno": errno.EINVAL}
+
+
+def test_size_over_the_limit_of_the_process_leaves_no_fd() -> None:
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, old[1]))
+    try:
+        with pytest.raises(RegistrationFailed) as caught:
+            create_sealed_memfd("t", 8192)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert caught.value.fields == {"n_bytes": 8192, "errno": errno.EFBIG}
+
+
+@pytest.mark.parametrize(
+    ("seals", "flags", "number"),
+    [
+        (0, os.O_RDWR, errno.EPERM),
+        (fcntl.F_SEAL_GROW, os.O_RDWR, errno.EPERM),
+        (fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE, os.O_RDWR, errno.EPERM),
+        (fcntl.F_SEAL_SHRINK, os.O_RDONLY, errno.EACCES),
+    ],
+)
+def test_memfd_that_could_vanish_or_cannot_be_written_is_refused(
+    seals: int, flags: int, number: int
+) -> None:
+    made = os.memfd_create("t", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    os.ftruncate(made, 4096)
+    fcntl.fcntl(made, fcntl.F_ADD_SEALS, seals)
+    fd = os.open(f"/proc/self/fd/{made}", flags | os.O_CLOEXEC)
+    with pytest.raises(RegistrationFailed) as caught:
+        check_sealed_memfd(fd, 4096)
+    assert caught.value.fields["errno"] == number
+    os.close(fd)
+    os.close(made)
 
 
 def test_memfd_smaller_than_announced_names_both_sizes() -> None:

@@ -103,8 +103,10 @@ class AsyncClient(ClientBase):
         self._begin_registration(groups, regions)
         try:
             await self._until(self._is_registered, timeout_s)
-        finally:
-            self._end_registration(timeout_s)
+        except BaseException:
+            self._abandon_registration()
+            raise
+        self._end_registration(timeout_s)
 
     async def unregister_kv_caches(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Drop one reference; as ``Client.unregister_kv_caches``."""
@@ -176,6 +178,10 @@ class AsyncClient(ClientBase):
     def _work(self) -> None:
         """The loop saw that something happened, or a deadline has come."""
         self._driver.service()
+        self._noticed()
+
+    def _noticed(self) -> None:
+        """A plain call may have taken in what a coroutine waits for."""
         for woken in self._waiting:
             _set(woken)
         self._set_timer()

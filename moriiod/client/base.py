@@ -10,6 +10,7 @@ from moriiod.client.calls import TransferCalls
 from moriiod.client.session import Phase
 from moriiod.client.types import ClientSettings, ClientState, MemoryRegion, Registration
 from moriiod.core.geometry import KvGroup
+from moriiod.core.ids import MAX_GROUPS, MAX_REGIONS
 from moriiod.core.requests import (
     GetStatus,
     Ping,
@@ -52,7 +53,9 @@ class ClientBase(TransferCalls):
         """
         self._check_usable()
         self._driver.service()
-        return self._take()
+        events = self._take()
+        self._noticed()
+        return events
 
     def _take(self) -> list[TransferEnded]:
         ledger = self._protocol.ledger
@@ -99,8 +102,12 @@ class ClientBase(TransferCalls):
         self, groups: Sequence[KvGroup], regions: Sequence[MemoryRegion]
     ) -> None:
         self._check_usable()
-        if not groups or not regions:
-            raise InvalidArgument("a KV cache has at least one group and one region")
+        if not 1 <= len(groups) <= MAX_GROUPS or not 1 <= len(regions) <= MAX_REGIONS:
+            raise InvalidArgument(
+                f"a KV cache has 1 to {MAX_GROUPS} groups and 1 to {MAX_REGIONS} regions",
+                groups=len(groups),
+                regions=len(regions),
+            )
         memory = []
         for region in regions:
             check_sealed_memfd(region.fd, region.n_bytes)
@@ -123,20 +130,23 @@ class ClientBase(TransferCalls):
         return self._protocol.caches.wanted is None
 
     def _end_registration(self, timeout_s: float) -> None:
-        caches = self._protocol.caches
-        is_over = caches.wanted is None
-        if not is_over:
-            self._protocol.abandon_registration()
-            self._driver.service()
-        outcome = caches.take_outcome()
-        self._close_unused()
-        self._wake_for_untaken()
-        if isinstance(outcome, MoriiodError):
-            raise outcome
-        if not is_over:
+        if not self._is_registered():
+            self._abandon_registration()
             raise DaemonLost(
                 f"the KV cache was not registered within {timeout_s:g} s", timeout_s=timeout_s
             )
+        outcome = self._protocol.caches.take_outcome()
+        self._close_unused()
+        self._noticed()
+        if isinstance(outcome, MoriiodError):
+            raise outcome
+
+    def _abandon_registration(self) -> None:
+        """Nobody waits for it any more."""
+        self._protocol.abandon_registration()
+        self._driver.service()
+        self._close_unused()
+        self._noticed()
 
     def _end_unregistration(self) -> None:
         self._protocol.caches.unregistered()
@@ -158,7 +168,9 @@ class ClientBase(TransferCalls):
 
     def _ask(self, body: Request) -> int:
         self._check_usable()
-        return self._driver.submit(body, is_waited_for=True)
+        sequence = self._driver.submit(body, is_waited_for=True)
+        self._noticed()
+        return sequence
 
     def _answer(self, sequence: int) -> Callable[[], bool]:
         return lambda: self._protocol.ledger.has_answer(sequence)
@@ -166,7 +178,7 @@ class ClientBase(TransferCalls):
     def _take_answer(self, sequence: int, timeout_s: float) -> Reply:
         ledger = self._protocol.ledger
         answer = ledger.take_answer(sequence)
-        self._wake_for_untaken()
+        self._noticed()
         if answer is None:
             ledger.stop_waiting(sequence)
             raise DaemonLost(f"no answer within {timeout_s:g} s", timeout_s=timeout_s)

@@ -266,10 +266,10 @@ class TransferCalls:
             # What was noticed on the way (the daemon went) still has to be carried out.
             self._driver.wake()
             raise
-        self._wake_for_untaken()
+        self._noticed()
 
-    def _wake_for_untaken(self) -> None:
-        """What came in while something else was done must not be slept over."""
+    def _noticed(self) -> None:
+        """Something may have come in while something else was done: it must not be slept over."""
         if self._protocol.ledger.untaken:
             self._driver.wake()
 

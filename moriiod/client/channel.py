@@ -8,6 +8,7 @@ import select
 import socket
 import struct
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Final
 
 import zmq
@@ -75,6 +76,8 @@ class Channel:
 
     Raises:
         DaemonLost: Nobody listens there now.
+        OSError: This process has no room for more descriptors.
+        ZMQError: The same.
         InvalidAddress: This process may not connect, or the path is no socket.
     """
 
@@ -82,11 +85,16 @@ class Channel:
         self, context: zmq.Context[zmq.Socket[bytes]], path: str, poller: select.epoll
     ) -> None:
         self._poller = poller
-        self._unix = _connect(fd_socket_path(path))
-        #: Becomes readable when the daemon's process has ended; None if that cannot be watched.
-        self.pidfd = _watch_peer(self._unix)
-        self._zmq = open_dealer(context, path)
-        self._monitor = self._zmq.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        with ExitStack() as undo:
+            self._unix = _connect(fd_socket_path(path))
+            undo.callback(self._unix.close)
+            #: Readable when the daemon's process has ended; None if that cannot be watched.
+            self.pidfd = _watch_peer(self._unix)
+            if self.pidfd is not None:
+                undo.callback(os.close, self.pidfd)
+            self._zmq = undo.enter_context(open_dealer(context, path))
+            self._monitor = undo.enter_context(self._zmq.get_monitor_socket(zmq.EVENT_DISCONNECTED))
+            undo.pop_all()
         self.unix_fd = self._unix.fileno()
         self.zmq_fd = self._zmq.fileno()
         self.monitor_fd = self._monitor.fileno()

@@ -270,6 +270,8 @@ class ClientDriver:
             self._channel = Channel(self._context, self._path, self._poller)
         except MoriiodError as error:
             self.protocol.failed(error, now)
+        except (OSError, zmq.ZMQError) as error:
+            self.protocol.failed(DaemonLost(f"cannot open a connection: {error}"), now)
         else:
             self.protocol.opened(now)
 

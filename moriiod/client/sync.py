@@ -129,7 +129,11 @@ class Client(ClientBase):
             MoriiodError: As ``register_kv_caches``.
         """
         self._begin_registration(groups, regions)
-        self._until(self._is_registered, timeout_s)
+        try:
+            self._until(self._is_registered, timeout_s)
+        except BaseException:
+            self._abandon_registration()
+            raise
         self._end_registration(timeout_s)
 
     def unregister_kv_caches(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:

@@ -7,6 +7,7 @@ Run as a script it is that process: ``python -m tests.support.fake_daemon PATH``
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import select
@@ -288,7 +289,9 @@ class FakeDaemon:
             return
         answer = self._answer_packet(worker, decode_packet(packet), packet.fds)
         packet.close_fds()
-        send_packet(worker.unix, answer)
+        # A worker that has left meanwhile needs no answer.
+        with contextlib.suppress(BrokenPipeError):
+            send_packet(worker.unix, answer)
 
     def _answer_packet(self, worker: Worker, message: FdMessage, fds: tuple[int, ...]) -> FdMessage:
         match message:

@@ -166,6 +166,49 @@ async def test_cancelled_question_is_forgotten(client: AsyncClient, daemon: Fake
     assert await client.status() == '{"fake": true}'
 
 
+@pytest.mark.parametrize("call", ["poll", "publish"])
+async def test_answer_taken_in_by_a_plain_call_reaches_who_waits_for_it(
+    client: AsyncClient, daemon: FakeDaemon, call: str
+) -> None:
+    async with asyncio.TaskGroup() as group_:
+        asking = group_.create_task(client.ping())
+        await asyncio.wait([asking], timeout=0)
+        daemon.wait_for(Ping)
+        daemon.answer(GetStatus, None)
+        if call == "poll":
+            client.poll()
+        else:
+            client.publish("p", [])
+        done, _ = await asyncio.wait([asking], timeout=5)
+        assert done == {asking}
+
+
+async def test_loss_noticed_by_a_plain_call_is_repaired_in_the_background(
+    path: str, client: AsyncClient, daemon: FakeDaemon
+) -> None:
+    daemon.stop()
+    while client.state is ClientState.CONNECTED:
+        client.poll()
+    with FakeDaemon(path) as second:
+        await client.wait(0.0)
+        await client.connect()
+        assert client.epoch == second.epoch
+
+
+async def test_cancelled_registration_is_given_up(
+    client: AsyncClient, daemon: FakeDaemon, region: MemoryRegion
+) -> None:
+    daemon.answer(RegisterCaches, None)
+    async with asyncio.TaskGroup() as group_:
+        registering = group_.create_task(client.register_regions([group()], [region]))
+        await asyncio.wait([registering], timeout=0)
+        registering.cancel()
+    assert registering.cancelled()
+    daemon.answer(RegisterCaches, Done())
+    await client.connect()
+    await client.register_regions([group()], [region])
+
+
 async def test_M1_registered_twice_takes_two_to_unregister(
     client: AsyncClient, daemon: FakeDaemon, region: MemoryRegion
 ) -> None:

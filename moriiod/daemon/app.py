@@ -49,6 +49,9 @@ _AUTO: Final = ("mori", "nixl", "shm")
 _SELF_CHECK_S: Final = 5.0
 #: How long the engine may take to end what is in flight and to let go of all memory.
 _ENGINE_CLOSE_S: Final = 5.0
+#: How long peers and workers have to read what they were told last. libzmq throws away what a
+#: dialled socket has received and not yet read when its connection ends.
+_FAREWELL_S: Final = 0.2
 #: How long goodbyes and last events may take to leave.
 _LINGER_S: Final = 0.5
 #: How often the loop's lag is measured, and how often the socket files are looked at.
@@ -121,6 +124,7 @@ class Daemon:
         #: What does not work although the daemon runs; empty = nothing.
         self._trouble = ""
         self._early_dropped = 0
+        self._is_drained = False
 
     # --- Life ---------------------------------------------------------------------------------
 
@@ -156,6 +160,7 @@ class Daemon:
         stack.callback(ipc.close, _LINGER_S)
         control = ControlEndpoint(context, settings.control_settings(config), epoch, driver.hooks)
         stack.callback(control.close, _LINGER_S)
+        stack.push_async_callback(self._bid_farewell)
         # In this order, and without letting the loop run: nobody is served before all are bound.
         fds.open()
         ipc.open()
@@ -222,17 +227,32 @@ class Daemon:
         self._end(Ended(is_clean=False))
 
     async def close(self) -> None:
-        """Close the links, the engine and the sockets, in this order. Idempotent."""
+        """Close the engine, the links and the sockets, in this order. Idempotent.
+
+        The engine first, so that peers are still told of the operations that were cut short.
+        """
         self._phase = Phase.ENDED
-        if self._maybe_parts is not None:
-            self._maybe_parts.shells.control.close(_LINGER_S)
         await self._stack.aclose()
+
+    async def _bid_farewell(self) -> None:
+        parts = self._maybe_parts
+        if parts is None or not self._is_drained:
+            return
+        if len(parts.machine.peers) or len(parts.machine.clients):
+            loop = asyncio.get_running_loop()
+            heard: asyncio.Future[None] = loop.create_future()
+            timer = loop.call_later(_FAREWELL_S, heard.set_result, None)
+            try:
+                await heard
+            finally:
+                timer.cancel()
 
     def on_bug(self, error: Exception) -> None:
         """Something outside of the driver broke: nothing is decided any more."""
         self._parts.driver.on_bug(error)
 
     def _on_drained(self, is_clean: bool) -> None:
+        self._is_drained = True
         self._end(Ended(is_clean))
 
     def _on_broken(self, bug: Exception) -> None:

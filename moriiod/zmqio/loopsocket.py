@@ -102,8 +102,9 @@ class LoopSocket:
                 raise
             self.counters.unroutable += 1
             return False
+        finally:
+            self._check_after_send()
         self.counters.sent += 1
-        self._check_after_send()
         return True
 
     def when_writable(self, callback: Callable[[], None]) -> None:
@@ -126,7 +127,7 @@ class LoopSocket:
         self._socket.close(linger=round(linger_s * 1000))
 
     def _check_after_send(self) -> None:
-        """A send may use up the edge that says that a message came in."""
+        """A send, refused or not, may use up the edge that says that a message came in."""
         if not (self._is_draining or self._is_scheduled) and self._events() & zmq.POLLIN:
             self._schedule()
 

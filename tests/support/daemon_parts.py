@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from moriiod.core import effects as ef
+from moriiod.core import events as ev
 from moriiod.core import requests as req
-from moriiod.core.events import RequestReceived
 from moriiod.core.geometry import CacheLayout
 from moriiod.core.ids import Generation
 from moriiod.core.machine import Machine
@@ -21,6 +21,7 @@ from moriiod.daemon.observer import Observer
 from moriiod.engines.base import RegionHandle
 from moriiod.memory.held import HeldRegion
 from moriiod.telemetry.metrics import DaemonInfo, GaugeValues, Metrics
+from tests.support.caches import group
 from tests.support.clock import FakeClock
 
 EPOCH = "e" * 32
@@ -131,7 +132,7 @@ class Assembly:
 
     def request(self, sequence: int, body: req.Request) -> None:
         """A request of the one worker."""
-        self.driver.handle(RequestReceived(ROUTE, sequence, body))
+        self.driver.handle(ev.RequestReceived(ROUTE, sequence, body))
 
 
 def assemble(
@@ -159,3 +160,14 @@ def assemble(
     outlet = wrap(dispatcher)
     driver.start(Wiring(machine, outlet, observer, render_status, broken.append))
     return Assembly(clock, driver, shells, machine, metrics, observer, drained, broken)
+
+
+def attach(assembly: Assembly) -> None:
+    """Bring the worker to the point where its cache is registered."""
+    n_bytes = 8 * 4096
+    handle = assembly.driver.handle
+    handle(ev.WorkerConnected(GENERATION, 1, 0))
+    handle(ev.RegionOffered(GENERATION, 0, n_bytes))
+    assembly.request(1, req.Attach(GENERATION, "w"))
+    assembly.request(2, req.RegisterCaches((group(),), (n_bytes,)))
+    handle(ev.MemoryRegistered(GENERATION, (b"d",)))

@@ -17,6 +17,7 @@ from moriiod.client.types import MemoryRegion
 from moriiod.config.load import load
 from moriiod.config.schema import Config
 from moriiod.core.geometry import KvGroup, KvLayer
+from moriiod.core.ids import Epoch
 from moriiod.core.requests import PeerAddress, TransferEnded
 from moriiod.daemon.app import Daemon, EngineMaker
 from tests.support.engines import WorkerMemory
@@ -41,12 +42,19 @@ def make_config(folder: Path, more: Mapping[str, str] | None = None) -> Config:
     return load({**values, **(more or {})}, {}).config
 
 
+def make_daemon(
+    folder: Path, more: Mapping[str, str] | None = None, make: EngineMaker | None = None
+) -> Daemon:
+    """Return a daemon that is not started."""
+    return Daemon(make_config(folder, more), make)
+
+
 @asynccontextmanager
 async def running_daemon(
     folder: Path, more: Mapping[str, str] | None = None, make: EngineMaker | None = None
 ) -> AsyncIterator[Daemon]:
     """Give a daemon that is ready; close it at the end."""
-    daemon = Daemon(make_config(folder, more), make)
+    daemon = make_daemon(folder, more, make)
     await daemon.start()
     try:
         yield daemon
@@ -109,6 +117,11 @@ class Worker:
                 if (event.transfer_id, event.role) == (transfer_id, role):
                     return event
             self.ended += await self.client.wait(20.0)
+
+    async def is_connected_to(self, epoch: Epoch) -> None:
+        """Wait until the client is attached to this daemon start, with its cache registered."""
+        while self.client.epoch != epoch:
+            self.ended += await self.client.wait(0.02)
 
     def blocks(self, ids: Sequence[int]) -> npt.NDArray[np.uint8]:
         """Return a copy of these blocks of all layers."""

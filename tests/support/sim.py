@@ -697,7 +697,7 @@ class World:
             assert len(machine.orphans) == 0
             for peer in machine.peers:
                 assert not peer.users, "a peer has users"
-                if self.by_epoch[peer.epoch].is_alive:
+                if peer.is_up:
                     assert machine.peers.outbox.count(peer.epoch) == 0, "undelivered messages"
             for client in machine.clients:
                 assert not client.pins

@@ -16,8 +16,7 @@ from moriiod.core.plan import BlockSpans, LayerSpans, TransferPlan
 from moriiod.engines.base import RegionHandle
 from moriiod.memory.held import HeldRegion
 from tests.support.caches import cache
-from tests.support.daemon_parts import GENERATION, ROUTE, assemble, counted
-from tests.unit.daemon.test_driver import attach
+from tests.support.daemon_parts import GENERATION, ROUTE, assemble, attach, counted
 
 PEER = "b" * 32
 LAYOUT = cache()

@@ -15,27 +15,15 @@ from moriiod.core.machine import Machine
 from moriiod.core.messages import Goodbye
 from moriiod.daemon.dispatch import Dispatcher
 from moriiod.daemon.driver import Driver
-from tests.support.caches import group
 from tests.support.daemon_parts import (
     GENERATION,
     ROUTE,
     Assembly,
     assemble,
+    attach,
     counted,
     make_machine,
 )
-
-REGION_BYTES = 8 * 4096
-
-
-def attach(assembly: Assembly) -> None:
-    """Bring the worker to the point where its cache is registered."""
-    handle = assembly.driver.handle
-    handle(ev.WorkerConnected(GENERATION, 1, 0))
-    handle(ev.RegionOffered(GENERATION, 0, REGION_BYTES))
-    assembly.request(1, req.Attach(GENERATION, "w"))
-    assembly.request(2, req.RegisterCaches((group(),), (REGION_BYTES,)))
-    handle(ev.MemoryRegistered(GENERATION, (b"d",)))
 
 
 class Reentrant:

@@ -231,7 +231,7 @@ class Links:
             return
         before = link.peer
         link.peer = self._peers.greet(message.identity, route)
-        if before is not None and before is not link.peer:
+        if before is not None and before.epoch != epoch:
             restarted = PeerRestarted(
                 "another epoch answers at the peer's endpoint",
                 old_epoch=before.epoch,

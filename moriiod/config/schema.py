@@ -213,7 +213,7 @@ class EngineSection(Section):
         "MoRI-IO; nixl is UCX. auto takes mori where it works, or else nixl, or else shm.",
     )
     shm_chunk_bytes: Annotated[int, Whole(4096, 1 << 30, metavar="BYTES")] = Field(
-        default=1 << 20,
+        default=1 << 22,
         description="What shm copies between two looks at whether the operation was cancelled.",
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from moriiod.config.schema import Config
+from moriiod.config.schema import Config, EngineSection
 from moriiod.control.endpoint import ControlEndpoint
 from moriiod.core.events import DrainRequested
 from moriiod.core.ids import Epoch
@@ -116,7 +116,7 @@ class Daemon:
     def __init__(self, config: Config, make: EngineMaker | None = None) -> None:
         self.config: Final = config
         self.epoch: Final[Epoch] = uuid.uuid4().hex
-        self._make = make or partial(_make_engine, config.engine.name)
+        self._make = make or partial(_make_engine, config.engine)
         self._stack = AsyncExitStack()
         self._maybe_parts: _Parts | None = None
         self._ended: asyncio.Future[Ended] | None = None
@@ -384,13 +384,16 @@ def _not_started() -> RuntimeError:
     return RuntimeError("the daemon was not started")
 
 
-def _make_engine(name: str, exporter: RegionExporter, epoch: Epoch) -> TransferEngine:
-    if name != "auto":
-        return make_engine(name, exporter, epoch)
+def _make_engine(section: EngineSection, exporter: RegionExporter, epoch: Epoch) -> TransferEngine:
+    make = partial(
+        make_engine, exporter=exporter, epoch=epoch, shm_chunk_bytes=section.shm_chunk_bytes
+    )
+    if section.name != "auto":
+        return make(section.name)
     for candidate in _AUTO[:-1]:
         with contextlib.suppress(ConfigError):
-            return make_engine(candidate, exporter, epoch)
-    return make_engine(_AUTO[-1], exporter, epoch)
+            return make(candidate)
+    return make(_AUTO[-1])
 
 
 def _host_port(host: str, port: int) -> str:

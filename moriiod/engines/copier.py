@@ -26,7 +26,8 @@ import numpy.typing as npt
 from moriiod.core.plan import Int64Array
 from moriiod.engines.mapping import MappedRegion
 
-#: Most bytes of one step, so that a cancel never waits for more than a few milliseconds.
+#: Most bytes of one step unless told otherwise: a cancel never waits for more than a few
+#: milliseconds.
 STEP_BYTES: Final = 4 << 20
 #: Size of the bounce buffer: half of a common second-level cache of 2 MiB, or all of one of 1 MiB.
 BOUNCE_BYTES: Final = 1 << 20
@@ -77,13 +78,16 @@ class CopyProgram:
         return len(self.edges) - 1
 
 
-def compile_program(source: Int64Array, target: Int64Array, sizes: Int64Array) -> CopyProgram:
+def compile_program(
+    source: Int64Array, target: Int64Array, sizes: Int64Array, step_bytes: int = STEP_BYTES
+) -> CopyProgram:
     """Choose how to copy ``sizes[i]`` bytes from ``source[i]`` to ``target[i]``, for all i.
 
     Args:
         source: int64 [n], byte offsets; may overlap.
         target: int64 [n], byte offsets; ranges must not overlap.
         sizes: int64 [n], bytes, all positive.
+        step_bytes: Most bytes of one step; a range that is longer is cut.
     """
     unit = _common_unit(source, target, sizes)
     if unit:
@@ -95,10 +99,10 @@ def compile_program(source: Int64Array, target: Int64Array, sizes: Int64Array) -
         by_target = small[1][order]
         breaks = np.flatnonzero(np.diff(by_target) != unit) + 1
         if len(order) >= RUN_UNITS * (len(breaks) + 1):
-            return _gather(small[0][order], by_target, unit, breaks)
+            return _gather((small[0][order], by_target), unit, breaks, step_bytes)
         if unit < BOUNCE_BELOW_BYTES:
-            return _bounce(small[0], small[1], unit)
-    return _move(source, target, sizes)
+            return _bounce(small[0], small[1], unit, min(BOUNCE_BYTES, step_bytes))
+    return _move(source, target, sizes, step_bytes)
 
 
 class Copier:
@@ -189,10 +193,14 @@ def _cut(
 
 
 def _gather(
-    source: Int64Array, target: Int64Array, unit: int, breaks: npt.NDArray[np.intp]
+    offsets: tuple[Int64Array, Int64Array],
+    unit: int,
+    breaks: npt.NDArray[np.intp],
+    step_bytes: int,
 ) -> CopyProgram:
+    source, target = offsets
     first = int(source.min())
-    marks = np.arange(0, len(source), max(1, STEP_BYTES // unit))
+    marks = np.arange(0, len(source), max(1, step_bytes // unit))
     edges = np.union1d(np.union1d(marks, breaks), [len(source)])
     return CopyProgram(
         method="gather",
@@ -206,11 +214,11 @@ def _gather(
     )
 
 
-def _bounce(source: Int64Array, target: Int64Array, unit: int) -> CopyProgram:
+def _bounce(source: Int64Array, target: Int64Array, unit: int, step_bytes: int) -> CopyProgram:
     # In source order the CPU's prefetcher helps the reads; writes do not wait for memory.
     order = np.argsort(source, kind="stable")
     first, goal = int(source.min()), int(target.min())
-    edges = range(0, len(order), max(1, BOUNCE_BYTES // unit))
+    edges = range(0, len(order), max(1, step_bytes // unit))
     return CopyProgram(
         method="bounce",
         source=(source[order] - first) // unit,
@@ -223,17 +231,20 @@ def _bounce(source: Int64Array, target: Int64Array, unit: int) -> CopyProgram:
     )
 
 
-def _move(source: Int64Array, target: Int64Array, sizes: Int64Array) -> CopyProgram:
-    if len(sizes) and int(sizes.max()) > PIECE_BYTES:
-        counts = -(-sizes // PIECE_BYTES)
-        rests = sizes - (counts - 1) * PIECE_BYTES
-        source, target = _cut(source, target, sizes, PIECE_BYTES)
-        sizes = np.full(len(source), PIECE_BYTES, dtype=np.int64)
+def _move(
+    source: Int64Array, target: Int64Array, sizes: Int64Array, step_bytes: int
+) -> CopyProgram:
+    piece = min(PIECE_BYTES, step_bytes)
+    if len(sizes) and int(sizes.max()) > piece:
+        counts = -(-sizes // piece)
+        rests = sizes - (counts - 1) * piece
+        source, target = _cut(source, target, sizes, piece)
+        sizes = np.full(len(source), piece, dtype=np.int64)
         sizes[np.cumsum(counts) - 1] = rests
     order = np.argsort(source, kind="stable")
     sizes = sizes[order]
     ends = np.cumsum(sizes)
-    cuts = np.searchsorted(ends, np.arange(STEP_BYTES, int(ends[-1]), STEP_BYTES), side="right")
+    cuts = np.searchsorted(ends, np.arange(step_bytes, int(ends[-1]), step_bytes), side="right")
     edges = np.union1d(cuts, [0, len(sizes)])
     is_uniform = bool((sizes == sizes[0]).all())
     return CopyProgram(

@@ -91,10 +91,14 @@ class ShmEngine:
     Args:
         exporter: Hands our regions to peers (the fd socket).
         epoch: Of this daemon start; peers know us by it when we fetch.
+        step_bytes: What is copied between two looks at whether an operation was cancelled.
     """
 
-    def __init__(self, exporter: RegionExporter, epoch: Epoch) -> None:
+    def __init__(
+        self, exporter: RegionExporter, epoch: Epoch, step_bytes: int = STEP_BYTES
+    ) -> None:
         self._exporter = exporter
+        self._step_bytes = step_bytes
         self._epoch = epoch
         self._boot_id = read_boot_id()
         self._uid = os.geteuid()
@@ -236,9 +240,9 @@ class ShmEngine:
             self._turn.appendleft(item)
 
     def progress(self) -> list[Completion]:
-        """See ``TransferEngine``. Copies about 4 MiB, taking turns between the operations."""
+        """See ``TransferEngine``. Copies about one step, taking turns between the operations."""
         ended: list[Completion] = []
-        room = STEP_BYTES
+        room = self._step_bytes
         while self._turn and room > 0:
             item = self._turn.popleft()
             before = item.n_bytes
@@ -279,7 +283,7 @@ class ShmEngine:
         if program is None:
             spans = layer.spans
             source, target = (spans.remote, spans.local) if is_read else (spans.local, spans.remote)
-            program = compile_program(source, target, spans.sizes)
+            program = compile_program(source, target, spans.sizes, self._step_bytes)
             item.programs[id(spans)] = program
         source_at, target_at = (remote, local) if is_read else (local, remote)
         item.n_bytes += self._copier.run_step(program, item.step, source_at, target_at)

@@ -8,7 +8,7 @@ import torch
 
 from moriiod.cli.demo import pattern
 from moriiod.cli.demo.pattern import Origin
-from moriiod.cli.demo.plan import WORD_BYTES, CacheShape
+from moriiod.cli.demo.plan import CacheShape
 from moriiod.client import GroupSpec
 from moriiod.client.tensors import allocate_kv_cache
 
@@ -120,11 +120,10 @@ class RankCache:
     def _describe(
         found: torch.Tensor, wanted: torch.Tensor, blocks: Sequence[int], where: str
     ) -> str:
-        row, byte = (found.view(torch.uint8) != wanted.view(torch.uint8)).nonzero()[0].tolist()
-        n_wrong = int((found != wanted).sum()) * WORD_BYTES
-        got = int(found.view(torch.uint8)[row, byte])
-        want = int(wanted.view(torch.uint8)[row, byte])
+        found, wanted = found.view(torch.uint8), wanted.view(torch.uint8)
+        differing = (found != wanted).nonzero()
+        row, byte = differing[0].tolist()
         return (
-            f"{where}: block {blocks[row]} (position {row}) byte {byte} is {got:#04x}, not "
-            f"{want:#04x}; up to {n_wrong} bytes differ"
+            f"{where}: byte {byte} of block {blocks[row]} is {int(found[row, byte]):#04x}, not "
+            f"{int(wanted[row, byte]):#04x}; {len(differing)} bytes differ there"
         )

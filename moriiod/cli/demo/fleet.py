@@ -299,14 +299,18 @@ class Fleet:
                 return DemoFailed(f"out of turn: {event}")
 
     def _child(self, pidfd: int) -> Child:
-        children = [*self.daemons.values(), *self.workers.values()]
-        if self._zygote is not None:
-            children.append(self._zygote)
-        return next(child for child in children if child.pidfd == pidfd)
+        return next(child for child in self._own_children() if child.pidfd == pidfd)
 
-    def _ended_early(self, child: Child) -> DemoFailed:
-        status = "" if child.process is None else f" with status {child.process.wait()}"
-        return DemoFailed(f"{child.name} (pid {child.pid}) has ended{status}", (child,))
+    def _own_children(self) -> list[Child]:
+        zygote = [] if self._zygote is None else [self._zygote]
+        return [*self.daemons.values(), *zygote]
+
+    def _ended_early(self, noticed: Child) -> DemoFailed:
+        """Name who ended first: a worker goes when its daemon has gone, and is noticed sooner."""
+        children = self._own_children()
+        running = wait_ended(children, time.monotonic())
+        ended = [child for child in children if child not in running] or [noticed]
+        return DemoFailed("; ".join(_describe_end(child) for child in ended), (*ended, noticed))
 
     # --- End ----------------------------------------------------------------------------------
 
@@ -338,6 +342,11 @@ class Fleet:
         self.workers.clear()
         self.daemons.clear()
         self._zygote = None
+
+
+def _describe_end(child: Child) -> str:
+    status = "" if child.process is None else f" with status {child.process.wait()}"
+    return f"{child.name} (pid {child.pid}) has ended{status}"
 
 
 def _clean_environment() -> dict[str, str]:

@@ -25,17 +25,12 @@ def print_outcome(outcome: Outcome, console: Console) -> None:
         _print_modes(outcome, console)
     if outcome.figures:
         _print_ranks(outcome, console)
-    audit = outcome.audit
-    console.print(
-        f"\ncompared {_size(audit.verified_bytes)} of received blocks and "
-        f"{_size(audit.canary_bytes)} of unused ones; {outcome.start_s:.1f} s to start, "
-        f"{outcome.seconds:.1f} s in all"
-    )
+        _print_sums(outcome, console)
     for name, tail in outcome.tails:
         console.print(Text(f"\nend of the log of {name}:", style="bold"))
-        console.print(Text(tail or "(empty)"))
+        console.print(Text(tail or "(empty)"), soft_wrap=True)
     for problem in outcome.problems[:_SHOWN_PROBLEMS]:
-        console.print(Text(f"problem: {problem}", style="red"))
+        console.print(Text(f"problem: {problem}", style="red"), soft_wrap=True)
     more = len(outcome.problems) - _SHOWN_PROBLEMS
     if more > 0:
         console.print(f"and {more} more problems")
@@ -57,6 +52,15 @@ def outcome_document(outcome: Outcome) -> dict[str, Any]:
         "problems": outcome.problems,
         "logs": dict(outcome.tails),
     }
+
+
+def _print_sums(outcome: Outcome, console: Console) -> None:
+    audit = outcome.audit
+    console.print(
+        f"\ncompared {_size(audit.verified_bytes)} of received blocks and "
+        f"{_size(audit.canary_bytes)} of unused ones; {outcome.start_s:.1f} s to start, "
+        f"{outcome.seconds:.1f} s in all"
+    )
 
 
 def _print_modes(outcome: Outcome, console: Console) -> None:
@@ -81,16 +85,18 @@ def _print_modes(outcome: Outcome, console: Console) -> None:
 
 
 def _print_ranks(outcome: Outcome, console: Console) -> None:
-    table = _table("prefill rank", "read by", "requests", "released once", "ACKs", "expected")
+    table = _table(
+        "prefill rank", "read by", "requests", "released once", "ACKs expected", "ACKs got"
+    )
     for rank in outcome.options.ranks_of("prefill"):
         row = _rank_document(outcome, rank)
         table.add_row(
             rank.name,
-            _readers(row),
+            _readers(outcome, row),
             str(row["requests"]),
             str(row["released_once"]),
-            str(row["acks"]),
             str(row["expected_acks"]),
+            str(row["acks"]),
         )
     console.print()
     console.print(table)
@@ -99,7 +105,7 @@ def _print_ranks(outcome: Outcome, console: Console) -> None:
         row = _rank_document(outcome, rank)
         table.add_row(
             rank.name,
-            ", ".join(f"P*/{source}" for source in row["peers"]),
+            _names("P", outcome.options.prefill_instances, row["peers"]),
             str(row["requests"]),
             str(row["received"]),
             _size(row["bytes"]),
@@ -108,10 +114,18 @@ def _print_ranks(outcome: Outcome, console: Console) -> None:
     console.print(table)
 
 
-def _readers(row: dict[str, Any]) -> str:
+def _readers(outcome: Outcome, row: dict[str, Any]) -> str:
+    instances = outcome.options.decode_instances
     if row["peers"]:
-        return ", ".join(f"D*/{reader}" for reader in row["peers"])
-    return "nobody; released by " + ", ".join(f"D*/{rank}" for rank in row["released_by"])
+        return _names("D", instances, row["peers"])
+    return "nobody; released by " + _names("D", instances, row["released_by"])
+
+
+def _names(letter: str, instances: int, ranks: list[int]) -> str:
+    """Name ranks of the only instance, or of each of several."""
+    instance = "0" if instances == 1 else "*"
+    numbers = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}..{ranks[-1]}"
+    return f"{letter}{instance}/{numbers}"
 
 
 def _mode_document(result: ModeResult) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def _note_failure(fleet: Fleet, outcome: Outcome, error: DemoFailed | MoriiodErr
         outcome.problems.append(f"{error.code}: {error.message}")
         return
     outcome.problems.append(str(error))
-    for child in error.suspects[:_MAX_TAILS]:
+    for child in list(dict.fromkeys(error.suspects))[:_MAX_TAILS]:
         # What it wrote last is on its way while it still runs; what is there is shown.
         outcome.tails.append((child.name, child.tail(_TAIL_LINES)))
 

@@ -215,7 +215,9 @@ class Worker:
             self._cache.flip_byte(min(set(range(self._setup.blocks)) - used))
         # A producer's blocks have got their canaries back when they were released.
         n_bytes, wrong = self._cache.find_touched(used if is_decode else ())
-        if is_decode:
+        if wrong:
+            used = set(range(self._setup.blocks))  # it was found once, and is not to be again
+        if used and (is_decode or wrong):
             self._cache.blank(sorted(used))
         self._held.clear()
         self._ids.clear()

@@ -78,8 +78,8 @@ class Dispatcher:
     def _to_client(self, effect: _ClientEffect) -> None:
         match effect:
             case ef.ReplyToClient():
-                # A client that is gone, or does not read, asks again: requests are idempotent.
-                self._shells.ipc.send(effect)
+                if not self._shells.ipc.send(effect):
+                    self._observer.reply_undelivered(effect, self._clock.now())
             case ef.SendEvent():
                 is_delivered = self._shells.ipc.send(effect)
                 now = self._clock.now()

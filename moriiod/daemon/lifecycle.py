@@ -13,8 +13,8 @@ import uvloop
 from moriiod.config.load import LoadedConfig
 from moriiod.daemon.app import Daemon, Ended, EngineMaker, Phase
 from moriiod.daemon.clock import Every, LoopClock
+from moriiod.daemon.exitcodes import ExitCode
 from moriiod.daemon.notify import Notifier
-from moriiod.errors import ExitCode
 from moriiod.telemetry import log
 
 _log: Final = logging.getLogger("moriiod.daemon")

@@ -28,8 +28,9 @@ from moriiod.telemetry.metrics import Metrics
 
 #: Kind under which the core counts a peer that fell silent; the detail is its instance.
 PEER_LOST: Final = "peer_lost"
-#: Kind of problem counted here: an event that a client did not take.
+#: Kinds of problems counted here: what a client did not take, because it is gone or does not read.
 EVENT_UNDELIVERED: Final = "ipc_event_undelivered"
+REPLY_UNDELIVERED: Final = "ipc_reply_undelivered"
 
 _OUTCOMES: Final = frozenset({"released", "received", "failed"})
 #: Clients whose events are told apart from repeats; more than may be attached.
@@ -116,6 +117,11 @@ class Observer:
         self._offered[effect.route] = max(highest, effect.sequence)
         if len(self._offered) > _MAX_ROUTES:
             self._offered.popitem(last=False)
+
+    def reply_undelivered(self, effect: ReplyToClient, now: float) -> None:
+        """A reply could not be handed to libzmq."""
+        detail = f"{type(effect.body).__name__} to request {effect.sequence}"
+        self.problem(CountProblem(REPLY_UNDELIVERED, detail), now)
 
     def _op_ended(self, event: OpEnded, now: float) -> None:
         posted = self._ops.pop(event.op, None)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from moriiod.core.requests import PeerAddress
 from tests.support.daemons import (
@@ -176,3 +178,36 @@ async def test_producer_that_restarted_is_a_new_peer_and_serves_again(tmp_path: 
         assert (await consumer.end_of("t2", "pull")).outcome == "received"
         assert (await producer.end_of("t2", "publish")).outcome == "released"
         assert np.array_equal(consumer.blocks([5, 6]), producer.blocks([3, 4]))
+
+
+def has_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+async def test_P5_peers_reach_each_other_over_ipv6(tmp_path: Path) -> None:
+    more = {"control.host": "[::1]"}
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        prefill = await enter(running_daemon(tmp_path / "p", more))
+        decode = await enter(running_daemon(tmp_path / "d", more))
+        assert prefill.addresses.control == f"[::1]:{prefill.control_port}"
+        producer = await enter(attached_worker(prefill.config.socket_path, seed=1))
+        consumer = await enter(attached_worker(decode.config.socket_path, seed=2))
+        producer.client.publish("t1", [[3]])
+        consumer.client.pull("t1", PeerAddress("::1", prefill.control_port, 1), [[3]], [[5]])
+        assert (await consumer.end_of("t1", "pull")).outcome == "received"
+        assert np.array_equal(consumer.blocks([5]), producer.blocks([3]))
+
+
+async def test_P3_daemon_that_is_told_to_pull_from_itself_says_so(tmp_path: Path) -> None:
+    async with running_daemon(tmp_path / "p") as daemon:
+        async with attached_worker(daemon.config.socket_path) as worker:
+            worker.client.pull("t1", address_of(daemon), [[3]], [[5]])
+            event = await worker.end_of("t1", "pull")
+            assert (event.outcome, event.reason) == ("failed", "SELF_CONNECT")

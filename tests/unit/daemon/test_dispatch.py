@@ -89,7 +89,7 @@ def test_Z5_event_that_was_not_delivered_is_sent_again_when_the_client_speaks() 
     assert len(assembly.shells.events()) == 2
     assert counted(assembly.metrics, "moriiod_events_sent_total") == {("first",): 1}
     problems = counted(assembly.metrics, "moriiod_protocol_problems_total")
-    assert problems == {("ipc_event_undelivered",): 1}
+    assert problems == {("ipc_event_undelivered",): 1, ("ipc_reply_undelivered",): 1}
 
 
 def test_memory_is_released_before_the_worker_is_let_go() -> None:

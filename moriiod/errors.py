@@ -1,10 +1,7 @@
 """The error taxonomy: every failure moriiod can report, by type and by code.
 
-An error carries a stable ``code`` (what programs branch on), whether a retry of the same
-request can succeed, and a ``scope`` that says how much it may take down:
-transfer < session < peer < daemon. The text is for people and may change at any time.
-
-``docs/errors.md`` is generated from these classes. Two classes with one code fail at import.
+Programs branch on ``code``; the text is for people. ``scope`` says how much an error may take down:
+transfer < session < peer < daemon. ``docs/errors.md`` is generated from these classes.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ import enum
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
-#: What an error field may hold; all of it survives msgpack and JSON.
 FieldValue = str | int | float | bool | None
 
 
@@ -26,21 +22,11 @@ class Scope(enum.Enum):
     DAEMON = "daemon"
 
 
-class ExitCode(enum.IntEnum):
-    """Exit statuses of the command line; 128+n after signal n is added by the shell."""
-
-    OK = 0
-    USAGE = 2
-    BUG = 70
-    CONFIG = 78
-
-
 class MoriiodError(Exception):
     """Base of all errors moriiod raises or reports.
 
     Args:
-        message: One sentence for people, without a trailing full stop.
-        **fields: The values the sentence speaks of, for programs.
+        message: One sentence for people; **fields: the values it speaks of, for programs.
     """
 
     code: ClassVar[str] = "MORIIOD_ERROR"
@@ -75,8 +61,7 @@ def error_classes() -> Mapping[str, type[MoriiodError]]:
 def error_from_code(code: str, message: str, fields: Mapping[str, FieldValue]) -> MoriiodError:
     """Rebuild an error that crossed a process boundary.
 
-    A code this build does not know (a newer daemon) becomes a plain ``MoriiodError`` that keeps
-    the foreign code in its ``foreign_code`` field.
+    A code this build does not know becomes a plain ``MoriiodError`` with a ``foreign_code`` field.
     """
     cls = _BY_CODE.get(code)
     if cls is None:
@@ -118,7 +103,7 @@ class MalformedFrame(ProtocolError):
     """Bytes from outside are not a message of this protocol."""
 
     code = "MALFORMED_FRAME"
-    remedy = "The sender is not a moriiod, or it is broken; look at the named frame."
+    remedy = "The sender is not a moriiod, or it is broken."
 
 
 class TooLarge(ProtocolError):
@@ -412,4 +397,4 @@ class InvariantViolation(MoriiodError):
 
     code = "INVARIANT_VIOLATION"
     scope = Scope.DAEMON
-    remedy = "Report it with the log; the daemon stops taking transfers and exits 70."
+    remedy = "Report it with the log; the daemon exits 70."

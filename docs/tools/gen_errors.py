@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from moriiod.errors import ExitCode, MoriiodError, error_classes
+from moriiod.daemon.exitcodes import ExitCode
+from moriiod.errors import MoriiodError, error_classes
 
 TARGET: Final = Path(__file__).resolve().parents[1] / "errors.md"
 

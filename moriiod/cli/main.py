@@ -22,7 +22,8 @@ import moriiod
 from moriiod.cli.config import config_app
 from moriiod.config.names import TRACEBACK_ENV
 from moriiod.core.messages import PROTOCOL_VERSIONS
-from moriiod.errors import ConfigError, ExitCode, InvariantViolation, MoriiodError
+from moriiod.daemon.exitcodes import ExitCode
+from moriiod.errors import ConfigError, InvariantViolation, MoriiodError
 
 #: Exit status of a command that could not do its work, for a reason outside of moriiod.
 EXIT_FAILURE: Final = 1

@@ -183,7 +183,7 @@ class ControlEndpoint:
         if self._listener is None or self._dialler is None:
             return False
         try:
-            frame = PeerFrame(self._epoch, effect.body)
+            frame = PeerFrame(self._epoch, effect.body, effect.to)
             frames = encode_peer(frame, self._settings.max_message_bytes)
         except MoriiodError as error:
             self._hooks.count_problem(OVERSIZED_MESSAGE, f"{error.code}: {error.message}")
@@ -227,7 +227,7 @@ class ControlEndpoint:
         if is_legacy and route.startswith(_ACCEPTED):
             return LegacyAckReceived(decode_legacy_ack(frames[0], route))
         frame = decode_peer(frames, self._settings.max_message_bytes)
-        return PeerMessageReceived(route, frame.epoch, frame.body)
+        return PeerMessageReceived(route, frame.epoch, frame.body, frame.to)
 
     def _on_malformed(self, route: PeerRoute, error: MoriiodError) -> None:
         self._hooks.count_problem(MALFORMED_MESSAGE, f"{route}: {error.code}: {error.message}")

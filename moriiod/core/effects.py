@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moriiod.core.geometry import CacheLayout, RemoteLayout
-from moriiod.core.ids import ClientRoute, Epoch, Generation, OpId, PeerRoute, SessionId
+from moriiod.core.ids import ANY_EPOCH, ClientRoute, Epoch, Generation, OpId, PeerRoute, SessionId
 from moriiod.core.messages import PeerBody
 from moriiod.core.plan import TransferPlan
 from moriiod.core.requests import ClientEvent, Reply
@@ -70,10 +70,11 @@ class CloseRoute:
 
 @dataclass(frozen=True, slots=True)
 class SendToPeer:
-    """Send on a route. May be lost: the core repeats what must arrive."""
+    """Send on a route to one epoch. May be lost: the core repeats what must arrive."""
 
     route: PeerRoute
     body: PeerBody
+    to: Epoch = ANY_EPOCH
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moriiod.core.fanin import TransferAck
-from moriiod.core.ids import ClientRoute, Epoch, Generation, OpId, PeerRoute, SessionId
+from moriiod.core.ids import ANY_EPOCH, ClientRoute, Epoch, Generation, OpId, PeerRoute, SessionId
 from moriiod.core.messages import PeerBody
 from moriiod.core.requests import Request
 from moriiod.errors import MoriiodError
@@ -55,11 +55,12 @@ class WorkerDied:
 
 @dataclass(frozen=True, slots=True)
 class PeerMessageReceived:
-    """A well-formed message of a peer, with the epoch its envelope carries."""
+    """A well-formed message of a peer, with the epochs its envelope carries: from and to."""
 
     route: PeerRoute
     epoch: Epoch
     body: PeerBody
+    to: Epoch = ANY_EPOCH
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ def _has_whole_ids(packed: bytes) -> bool:
 TransferId = Annotated[str, Len(1, MAX_TRANSFER_ID_BYTES), Predicate(_is_id_text)]
 #: uuid4 hex of one daemon start.
 Epoch = Annotated[str, Len(32, 32), Predicate(_is_hex)]
+#: Stands for no daemon start in particular: whoever gets a handshake message may take it.
+ANY_EPOCH: Final = "0" * 32
 #: uuid4 hex of one worker attach; names the memory the worker registered.
 Generation = Annotated[str, Len(32, 32), Predicate(_is_hex)]
 #: uuid4 hex that names one attempt (a pull, a lease, a grant) so that a retry is not a new one.

@@ -326,9 +326,9 @@ class Links:
             if not (peer is not None and peer.is_up and self._peers.outbox.count(peer.epoch)):
                 self._close(link)
                 return
-        if link.is_up:
+        if link.peer is not None and link.is_up:
             self._beats += 1
-            self._ctx.emit(SendToPeer(link.route, Heartbeat(self._beats, self._generations())))
+            self._peers.send(link.peer.epoch, Heartbeat(self._beats, self._generations()))
         elif ("hello", link.route) not in self._ctx.timers:
             self._say_hello(link)
         when = self._ctx.now + self._ctx.settings.heartbeat_interval_s
@@ -339,7 +339,7 @@ class Links:
         _note_generations(peer, message.sequence, message.generations)
         self._beats += 1
         reply = HeartbeatReply(self._beats, self._generations())
-        self._ctx.emit(SendToPeer(route, reply))
+        self._ctx.emit(SendToPeer(route, reply, to=peer.epoch))
 
     def on_heartbeat_reply(self, peer: Peer, message: HeartbeatReply) -> None:
         """The listening side is alive."""

@@ -116,7 +116,7 @@ class Machine:
             case ev.RequestReceived():
                 self.service.on_request(event)
             case ev.PeerMessageReceived():
-                self._on_peer_message(event.route, event.epoch, event.body)
+                self._on_peer_message(event)
             case ev.TimerFired():
                 self._fire_timers()
             case ev.RouteFailed():
@@ -175,7 +175,8 @@ class Machine:
 
     # --- Messages of peers --------------------------------------------------------------------
 
-    def _on_peer_message(self, route: PeerRoute, epoch: Epoch, body: msg.PeerBody) -> None:
+    def _on_peer_message(self, event: ev.PeerMessageReceived) -> None:
+        route, epoch, body = event.route, event.epoch, event.body
         match body:
             case msg.Hello():
                 self.links.on_hello(route, epoch, body)
@@ -186,8 +187,11 @@ class Machine:
             case msg.UnknownEpoch():
                 self.links.on_unknown_epoch(route, body)
             case _:
-                peer = self.peers.get(epoch) or self.links.admit(route, epoch)
-                if peer is None:
+                is_ours = event.to == self.ctx.identity.epoch
+                peer = self.peers.get(epoch) or (
+                    self.links.admit(route, epoch) if is_ours else None
+                )
+                if peer is None or not is_ours:
                     self._on_stranger(route, epoch, body)
                     return
                 self.peers.heard(peer, route)

@@ -1,6 +1,8 @@
 """What daemons say to each other. All of it is at-least-once and idempotent.
 
-Every message travels in an envelope with the sender's epoch (safety rule S7). Attempt ids
+Every message travels in an envelope with the sender's epoch and, but for the handshake, the epoch
+it is meant for (safety rule S7): what was meant for a dead daemon must not be taken by its
+successor at the same address. Attempt ids
 (``pull_id``, ``lease_id``, ``grant_id``) make a repeated message recognisable, so a retry, a
 duplicate or a late copy can never act on a newer attempt of the same transfer (S3).
 """

@@ -113,7 +113,7 @@ class Peers:
         """Send once where the peer was last heard from; may be lost."""
         peer = self._peers.get(epoch)
         if peer is not None:
-            self._ctx.emit(SendToPeer(peer.route, body))
+            self._ctx.emit(SendToPeer(peer.route, body, to=epoch))
 
     def post(self, peer: Peer, key: Key, body: PeerBody) -> None:
         """Send until it is answered; nothing is sent to a peer whose epoch is over."""

@@ -1,6 +1,6 @@
 """Messages between daemons: frames of the ZMQ socket <-> typed frames.
 
-    [version + "P", type, sender's epoch, body]
+    [version + "P", type, sender's epoch, receiver's epoch, body]
 
 The handshake (``HANDSHAKE_TYPES``) always travels as version 0, whose format never changes except
 by added fields that older builds ignore: builds without a common version must be able to find
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from moriiod.core.ids import Epoch
+from moriiod.core.ids import ANY_EPOCH, Epoch
 from moriiod.core.messages import (
     PROTOCOL_VERSIONS,
     Hello,
@@ -36,7 +36,7 @@ from moriiod.wire.frames import (
     parse_header,
 )
 
-PEER_FRAMES: Final = 4
+PEER_FRAMES: Final = 5
 #: The version byte of the handshake, whatever versions the two sides speak.
 HANDSHAKE_VERSION: Final = 0
 HANDSHAKE_TYPES: Final = (Hello, Welcome, HelloRefused, UnknownEpoch)
@@ -49,10 +49,14 @@ _MESSAGES: Final[Codec[PeerBody]] = Codec(
 
 @dataclass(frozen=True, slots=True)
 class PeerFrame:
-    """A message with the epoch of the daemon start that sent it."""
+    """A message with the epochs of the daemon starts that sent it and that it is meant for.
+
+    The handshake is meant for whoever is there (``ANY_EPOCH``).
+    """
 
     epoch: Epoch
     body: PeerBody
+    to: Epoch = ANY_EPOCH
 
 
 def encode_peer(
@@ -75,7 +79,8 @@ def encode_peer(
     else:
         name, body = _MESSAGES.encode(frame.body, max_body_bytes)
     first = header(HANDSHAKE_VERSION if is_handshake else version, Kind.PEER)
-    return [first, name.encode("ascii"), frame.epoch.encode("ascii"), body]
+    epochs = [frame.epoch.encode("ascii"), frame.to.encode("ascii")]
+    return [first, name.encode("ascii"), *epochs, body]
 
 
 def decode_peer(frames: Sequence[bytes], max_body_bytes: int = MAX_BODY_BYTES) -> PeerFrame:
@@ -98,10 +103,10 @@ def decode_peer(frames: Sequence[bytes], max_body_bytes: int = MAX_BODY_BYTES) -
     else:
         check_version(version, PROTOCOL_VERSIONS)
         codec = _MESSAGES
-    epoch = parse_epoch(frames[2])
+    epoch, to = parse_epoch(frames[2]), parse_epoch(frames[3])
     if name not in codec.type_names:
         raise UnknownMessage(
             f"unknown message type {name} in version {version}", type=name, version=version
         )
     limit = None if codec is _HANDSHAKE else max_body_bytes
-    return PeerFrame(epoch, codec.decode(name, frames[3], limit))
+    return PeerFrame(epoch, codec.decode(name, frames[4], limit), to)

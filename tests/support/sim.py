@@ -275,8 +275,8 @@ class InFlight:
     source: str
     target: str
     route: str
-    epoch: str
     body: PeerBody
+    to: str
 
 
 class Daemon:
@@ -313,7 +313,7 @@ class Daemon:
     def _carry_out(self, effect: ef.Effect) -> None:
         match effect:
             case ef.SendToPeer():
-                self.world.transmit(self, effect.route, effect.body)
+                self.world.transmit(self, effect)
             case ef.OpenRoute():
                 self.routes[effect.route] = effect.port
             case ef.CloseRoute():
@@ -432,8 +432,9 @@ class World:
 
     # --- Network --------------------------------------------------------------------------------
 
-    def transmit(self, source: Daemon, route: str, body: PeerBody) -> None:
+    def transmit(self, source: Daemon, effect: ef.SendToPeer) -> None:
         """Put a message on the wire, if its route leads anywhere."""
+        route = effect.route
         if route.startswith("d:"):
             target = self.by_port.get(source.routes.get(route, 0))
             back = f"a:{source.epoch}:{route}"
@@ -442,7 +443,7 @@ class World:
             target = self.by_epoch.get(epoch)
             back = dialled
         if target is not None and target.is_alive:
-            self.net.append(InFlight(source.epoch, target.epoch, back, source.epoch, body))
+            self.net.append(InFlight(source.epoch, target.epoch, back, effect.body, effect.to))
 
     def deliver(self, index: int = 0, *, keep: bool = False) -> None:
         """Deliver one message; with ``keep`` a copy stays on the wire."""
@@ -455,7 +456,7 @@ class World:
         is_reply = message.route.startswith("d:")
         if is_reply and message.route not in target.routes:
             return
-        target.step(ev.PeerMessageReceived(message.route, message.epoch, message.body))
+        target.step(ev.PeerMessageReceived(message.route, message.source, message.body, message.to))
 
     def lose(self, index: int = 0) -> None:
         """Lose one message."""

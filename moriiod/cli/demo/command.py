@@ -24,7 +24,8 @@ from moriiod.cli.demo.progress import show_progress
 from moriiod.cli.demo.report import outcome_document, print_outcome
 from moriiod.cli.demo.run import STOP_SIGNALS, Outcome, run_demo
 from moriiod.config.load import load
-from moriiod.errors import ExitCode, MoriiodError
+from moriiod.daemon.exitcodes import ExitCode
+from moriiod.errors import MoriiodError
 
 EXIT_FAIL: Final = 1
 _PREFIX: Final = "moriiod-demo-"

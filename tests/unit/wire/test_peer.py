@@ -25,7 +25,8 @@ from moriiod.wire.peer import (
 )
 from tests.support.samples import EPOCH, PEER_BODIES
 
-GOODBYE = encode_peer(PeerFrame(EPOCH, Goodbye()))
+OTHER_EPOCH = "0123456789abcdef" * 2
+GOODBYE = encode_peer(PeerFrame(EPOCH, Goodbye(), OTHER_EPOCH))
 HANDSHAKE = [body for body in PEER_BODIES if isinstance(body, HANDSHAKE_TYPES)]
 OTHERS = [body for body in PEER_BODIES if not isinstance(body, HANDSHAKE_TYPES)]
 
@@ -35,18 +36,18 @@ def name_of(message: object) -> str:
 
 
 def fields_of(frames: list[bytes]) -> dict[str, Any]:
-    fields: dict[str, Any] = msgpack.unpackb(frames[3])
+    fields: dict[str, Any] = msgpack.unpackb(frames[4])
     return fields
 
 
 @pytest.mark.parametrize("body", PEER_BODIES, ids=name_of)
 def test_message_survives_the_wire(body: PeerBody) -> None:
-    frame = PeerFrame(EPOCH, body)
+    frame = PeerFrame(EPOCH, body, OTHER_EPOCH)
     assert decode_peer(encode_peer(frame)) == frame
 
 
 def test_message_has_the_documented_frames() -> None:
-    assert GOODBYE == [b"\x01P", b"Goodbye", EPOCH.encode(), b"\x80"]
+    assert GOODBYE == [b"\x01P", b"Goodbye", EPOCH.encode(), OTHER_EPOCH.encode(), b"\x80"]
 
 
 @pytest.mark.parametrize("body", HANDSHAKE, ids=name_of)
@@ -61,14 +62,14 @@ def test_handshake_of_a_newer_build_with_more_fields_is_understood(body: PeerBod
     for nested in ("identity", "error"):
         if nested in fields:
             fields[nested]["rack"] = 7
-    assert decode_peer([*frames[:3], msgpack.packb(fields)]).body == body
+    assert decode_peer([*frames[:4], msgpack.packb(fields)]).body == body
 
 
 def test_handshake_with_something_else_than_a_map_inside_is_refused() -> None:
     frames = encode_peer(PeerFrame(EPOCH, HANDSHAKE[0]))
     fields = fields_of(frames) | {"identity": 7}
     with pytest.raises(InvalidArgument) as caught:
-        decode_peer([*frames[:3], msgpack.packb(fields)])
+        decode_peer([*frames[:4], msgpack.packb(fields)])
     assert caught.value.fields["field"] == "identity"
 
 
@@ -77,7 +78,7 @@ def test_message_of_a_version_is_closed(body: PeerBody) -> None:
     frames = encode_peer(PeerFrame(EPOCH, body))
     fields = fields_of(frames) | {"compression": 1}
     with pytest.raises(InvalidArgument) as caught:
-        decode_peer([*frames[:3], msgpack.packb(fields)])
+        decode_peer([*frames[:4], msgpack.packb(fields)])
     assert caught.value.fields["field"] == "compression"
 
 
@@ -103,6 +104,7 @@ def test_handshake_in_a_protocol_version_is_unknown_there() -> None:
         (1, b"Explode", UnknownMessage),
         (2, b"", MalformedFrame),
         (3, b"", MalformedFrame),
+        (4, b"", MalformedFrame),
     ],
 )
 def test_message_with_one_wrong_frame_is_refused(
@@ -112,7 +114,7 @@ def test_message_with_one_wrong_frame_is_refused(
         decode_peer([*GOODBYE[:index], frame, *GOODBYE[index + 1 :]])
 
 
-@pytest.mark.parametrize("n_frames", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("n_frames", [0, 1, 2, 3, 4, 6])
 def test_other_number_of_frames_is_malformed(n_frames: int) -> None:
     with pytest.raises(MalformedFrame):
         decode_peer((GOODBYE * 2)[:n_frames])
@@ -129,4 +131,4 @@ def test_body_over_the_limit_is_refused_on_both_sides() -> None:
 def test_handshake_has_its_own_small_limit() -> None:
     frames = encode_peer(PeerFrame(EPOCH, HANDSHAKE[0]))
     with pytest.raises(TooLarge):
-        decode_peer([*frames[:3], b"\x80" * (65 << 10)])
+        decode_peer([*frames[:4], b"\x80" * (65 << 10)])

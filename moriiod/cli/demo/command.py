@@ -160,7 +160,8 @@ def demo(  # noqa: PLR0913 - one argument for each option
         fault=_FAULTS[fault],
     )
     _check(options)
-    console = Console(stderr=as_json, width=None if _has_terminal(as_json) else _PIPE_WIDTH)
+    width = None if _has_terminal(as_json) else _PIPE_WIDTH
+    console = Console(stderr=as_json, width=width, highlight=False)
     try:
         with _stoppable(), _directory() as directory:
             with show_progress(console) as progress:

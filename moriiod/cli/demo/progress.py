@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -20,6 +21,8 @@ from moriiod.cli.demo.plan import Mode
 
 #: Lines for one mode, where there is no terminal.
 _LINES_PER_MODE: Final = 4
+#: Drawing a bar for each of thousands of transfers would be most of the work.
+_REDRAW_S: Final = 0.1
 
 
 class PlainProgress:
@@ -57,6 +60,8 @@ class BarProgress:
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
         self._task: TaskID | None = None
+        self._total = 0
+        self._drawn_at = 0.0
 
     def step(self, text: str) -> None:
         """Something begins."""
@@ -66,12 +71,18 @@ class BarProgress:
     def start(self, mode: Mode, total: int) -> None:
         """So many transfers of one mode begin."""
         self._task = self._bars.add_task(mode.upper(), total=total)
+        self._total = total
         self._bars.refresh()
 
     def advance(self, done: int) -> None:
         """So many of them have ended."""
-        if self._task is not None:
-            self._bars.update(self._task, completed=done, refresh=True)
+        if self._task is None:
+            return
+        now = time.monotonic()
+        is_due = done == self._total or now - self._drawn_at >= _REDRAW_S
+        self._bars.update(self._task, completed=done, refresh=is_due)
+        if is_due:
+            self._drawn_at = now
 
 
 @contextmanager

@@ -27,7 +27,13 @@ from moriiod.core.requests import Pull as PullRequest
 from moriiod.core.requests import Reject
 from moriiod.core.sessions import PeerSession
 from moriiod.core.transfers import Ending, Transfer
-from moriiod.errors import LeaseExpired, MoriiodError, TransferAborted, WorkerLost
+from moriiod.errors import (
+    LeaseExpired,
+    MoriiodError,
+    PeerRestarted,
+    TransferAborted,
+    WorkerLost,
+)
 
 if TYPE_CHECKING:
     from moriiod.core.pulls import Pulls
@@ -102,10 +108,21 @@ class PullLeg:
         """
         if self.state is LegState.CLOSED:
             return
+        if self.state is LegState.CLAIMING and isinstance(error, PeerRestarted):
+            self._claim_anew()
+            return
         was_reading = self.state is LegState.READING
         self._failed(error)
         if self._is_peer_void and not was_reading:
             self._close()
+
+    def _claim_anew(self) -> None:
+        """Another daemon answers at the endpoint: the one we asked took its claims with it."""
+        if self.peer is not None:
+            self.pull.table.peers.unuse(self.peer, self)
+        self.peer = None
+        self.state = LegState.DIALING
+        self.pull.table.links.connect(self.endpoint, self.expected, self)
 
     def peer_fenced(self) -> None:
         """Nothing here waits for a fence: our own operations end by themselves."""

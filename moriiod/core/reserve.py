@@ -21,7 +21,7 @@ from moriiod.core.messages import Grant, RevokeGrant, WriteDone, WriteFailed
 from moriiod.core.peers import Peer
 from moriiod.core.requests import Reserve as ReserveRequest
 from moriiod.core.transfers import Ending, Transfer
-from moriiod.errors import MoriiodError, PeerLost, TransferAborted, WorkerLost
+from moriiod.errors import MoriiodError, PeerLost, PeerRestarted, TransferAborted, WorkerLost
 
 if TYPE_CHECKING:
     from moriiod.core.reserves import Reserves
@@ -56,6 +56,10 @@ class GrantLeg:
         self.grant_id = reserve.table.ctx.new_attempt()
         self.n_bytes = 0
         self.n_layers = 0
+        #: The producer has said that it has the grant.
+        self.is_accepted = False
+        #: The producer restarted before it accepted: grant anew once the old one is fenced.
+        self.grants_anew = False
 
     @property
     def is_over(self) -> bool:
@@ -95,6 +99,7 @@ class GrantLeg:
 
     def accepted(self) -> None:
         """The producer remembers the grant."""
+        self.is_accepted = True
         if self.peer is not None:
             self.reserve.table.peers.outbox.confirm(self.peer.epoch, ("grant", self.grant_id))
 
@@ -121,6 +126,10 @@ class GrantLeg:
             return
         if not self.writes:  # it has no blocks of ours
             self._close(GrantState.CLOSED)
+        elif isinstance(error, PeerRestarted) and not self.is_accepted and self.reserve.is_active:
+            self.grants_anew = True
+            self.reserve.table.peers.fence(self.peer)
+            return
         self._failed(error)
         if not self.is_over:
             self.reserve.table.peers.fence(self.peer)
@@ -136,10 +145,23 @@ class GrantLeg:
         """
         if self.is_over or self.peer is None:
             return
+        if self.grants_anew and self.reserve.is_active:
+            self._grant_anew(self.peer)
+            return
         self.revoke()
         self.state = GrantState.CLOSED
         self.reserve.table.peers.unuse(self.peer, self)
         self._failed(PeerLost("the producer's daemon is gone"))
+
+    def _grant_anew(self, old: Peer) -> None:
+        """Another daemon answers at the endpoint, and the old one surely writes nothing."""
+        self.grants_anew = False
+        table = self.reserve.table
+        table.peers.unuse(old, self)
+        self.peer = None
+        self.state = GrantState.DIALING
+        table.rename_grant(self)
+        table.links.connect(self.endpoint, self.expected, self)
 
     # --- End ----------------------------------------------------------------------------------
 

@@ -96,6 +96,12 @@ class Reserves:
             self._legs[leg.grant_id] = leg
             self.links.connect(leg.endpoint, leg.expected, leg)
 
+    def rename_grant(self, leg: GrantLeg) -> None:
+        """Give a leg a new grant id: another daemon is about to get it."""
+        del self._legs[leg.grant_id]
+        leg.grant_id = self.ctx.new_attempt()
+        self._legs[leg.grant_id] = leg
+
     def abort(self, client: Client, transfer_id: TransferId) -> None:
         """The worker gives a reservation up.
 

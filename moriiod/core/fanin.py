@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from moriiod.core import topology
+from moriiod.core.headplan import HeadRule
 from moriiod.core.ids import MAX_RANKS, MAX_TRANSFER_ID_BYTES
 from moriiod.errors import InvalidArgument
 
@@ -112,18 +112,27 @@ class FanIn:
         producer_tp_rank: This rank.
         producer_tp_size: TP size of this instance.
         announced_consumer_tp_size: As published; 0 = unknown.
+        rule: What the cache's KV groups say about who reads whom.
 
     Raises:
         InvalidTopology: The rank is not in the group, or the sizes do not fit each other.
     """
 
-    __slots__ = ("_connections", "_is_announced", "_is_complete", "_rank", "_ranks", "_size", "_tp")
+    __slots__ = (
+        *("_connections", "_is_announced", "_is_complete", "_rank", "_ranks", "_rule"),
+        *("_size", "_tp"),
+    )
 
     def __init__(
-        self, producer_tp_rank: int, producer_tp_size: int, announced_consumer_tp_size: int = 0
+        self,
+        producer_tp_rank: int,
+        producer_tp_size: int,
+        announced_consumer_tp_size: int = 0,
+        rule: HeadRule | None = None,
     ) -> None:
+        self._rule: Final = rule or HeadRule()
         assumed = announced_consumer_tp_size or producer_tp_size
-        topology.ack_set(producer_tp_rank, producer_tp_size, assumed)
+        self._rule.plan(producer_tp_size, assumed).ack_set(producer_tp_rank)
         self._rank: Final = producer_tp_rank
         self._tp: Final = producer_tp_size
         #: Consumer TP size that holds now; 0 = nobody has stated one.
@@ -144,7 +153,7 @@ class FanIn:
     @property
     def expected(self) -> frozenset[int]:
         """The consumer ranks whose ACKs free the transfer."""
-        return topology.ack_set(self._rank, self._tp, self.consumer_tp_size)
+        return self._ack_set(self.consumer_tp_size)
 
     @property
     def is_complete(self) -> bool:
@@ -174,7 +183,7 @@ class FanIn:
             COUNTED: taken; DUPLICATE: known, or too late to matter; DISAGREES: another size was
             stated before (the one that needs more ACKs holds); INVALID: the sizes do not fit.
         """
-        if not topology.are_sizes_valid(self._tp, consumer_tp_size):
+        if not self._rule.fits(self._tp, consumer_tp_size):
             return AckVerdict.INVALID
         if self._is_complete or (self._is_announced and consumer_tp_size == self._size):
             return AckVerdict.DUPLICATE
@@ -189,7 +198,7 @@ class FanIn:
         """Take one ACK; see ``AckVerdict`` for what may become of it."""
         if not ack.is_well_formed:
             return AckVerdict.INVALID
-        if not topology.are_sizes_valid(self._tp, ack.consumer_tp_size):
+        if not self._rule.fits(self._tp, ack.consumer_tp_size):
             return AckVerdict.INVALID
         if self._is_complete:
             return self._add_late(ack)
@@ -204,7 +213,10 @@ class FanIn:
         return self._count(self.consumer_tp_size)
 
     def _count(self, consumer_tp_size: int) -> int:
-        return topology.expected_ack_count(self._tp, consumer_tp_size)
+        return len(self._ack_set(consumer_tp_size))
+
+    def _ack_set(self, consumer_tp_size: int) -> frozenset[int]:
+        return self._rule.plan(self._tp, consumer_tp_size).ack_set(self._rank)
 
     def _add_member(self, ack: TransferAck) -> AckVerdict:
         rank = ack.consumer_tp_rank

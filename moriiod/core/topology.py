@@ -5,8 +5,9 @@ The second part is what the daemon uses: the same maps as sets, with typed error
 sizes. Both sides of a transfer compute these sets on their own and must get the same.
 
 Throughout, ``p`` is a rank of the producer instance (TP size ``producer_tp``) and ``c`` a rank of
-the consumer instance (TP size ``consumer_tp``). This build moves whole ranks: the two ranks of a
-pair hold the same KV heads, so every consumer rank has exactly one source.
+the consumer instance (TP size ``consumer_tp``). The sets here are those of state that every rank
+holds (MLA) and of ranks that hold the same heads: every consumer rank has exactly one source.
+``headplan`` has the sets for heads that are split differently, and agrees where both apply.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moriiod.core.ids import MAX_RANKS
-from moriiod.errors import InvalidTopology, UnsupportedTopology
+from moriiod.errors import InvalidTopology
 
 # --- Seed functions ---------------------------------------------------------------------------
 
@@ -142,18 +143,24 @@ class AckTarget:
     reads: bool
 
 
-def check_sizes(producer_tp: int, consumer_tp: int) -> None:
+def check_sizes(producer_tp: int, consumer_tp: int, *, allows_uneven: bool = False) -> None:
     """Check that two TP sizes can be mapped onto each other.
 
     Raises:
-        InvalidTopology: A size is outside 1..MAX_RANKS, or neither is a multiple of the other.
+        InvalidTopology: A size is outside 1..MAX_RANKS, or neither is a multiple of the other
+            and that is not allowed.
     """
     if not (_is_size(producer_tp) and _is_size(consumer_tp)):
         raise _invalid(
             f"TP sizes must be whole numbers from 1 to {MAX_RANKS}", producer_tp, consumer_tp
         )
-    if not _is_multiple(producer_tp, consumer_tp):
-        raise _invalid("one TP size must be a multiple of the other", producer_tp, consumer_tp)
+    if not (allows_uneven or _is_multiple(producer_tp, consumer_tp)):
+        raise _invalid(
+            "one TP size must be a multiple of the other (unless topology.allow_uneven is set on "
+            "both sides)",
+            producer_tp,
+            consumer_tp,
+        )
 
 
 def are_sizes_valid(producer_tp: int, consumer_tp: int) -> bool:
@@ -263,36 +270,6 @@ def ack_targets(consumer_rank: int, producer_tp: int, consumer_tp: int) -> tuple
     targets = [AckTarget(p, reads=True) for p in read]
     targets += [AckTarget(p, reads=False) for p in unread]
     return tuple(sorted(targets, key=lambda target: target.rank))
-
-
-def check_transfer(
-    local_tp: int, remote_tp: int, total_kv_heads: int, *, is_replicated: bool
-) -> None:
-    """Refuse a pair of TP groups before any transfer if this build cannot serve it.
-
-    Args:
-        local_tp: TP size of our instance.
-        remote_tp: TP size of the peer's instance.
-        total_kv_heads: KV heads of the whole model.
-        is_replicated: Every rank holds all of it (MLA latent).
-
-    Raises:
-        InvalidTopology: The sizes do not fit each other or the number of heads.
-        UnsupportedTopology: Heads would have to be split between ranks.
-    """
-    check_sizes(local_tp, remote_tp)
-    if is_replicated or local_tp == remote_tp:
-        return
-    _check_heads(local_tp, total_kv_heads)
-    _check_heads(remote_tp, total_kv_heads)
-    if min(local_tp, remote_tp) < total_kv_heads:
-        raise UnsupportedTopology(
-            f"TP {local_tp} with TP {remote_tp} would split {total_kv_heads} KV heads between "
-            "ranks; this build moves MLA and replicated KV heads only",
-            local_tp_size=local_tp,
-            remote_tp_size=remote_tp,
-            total_kv_heads=total_kv_heads,
-        )
 
 
 def _is_size(value: int) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moriiod.core import topology
-from moriiod.errors import InvalidTopology, UnsupportedTopology
+from moriiod.errors import InvalidTopology
 
 SIZES = range(1, 65)
 PAIRS = [(p, d) for p, d in product(SIZES, SIZES) if p % d == 0 or d % p == 0]
@@ -67,19 +67,6 @@ def test_every_consumer_rank_has_a_source_and_it_is_the_seed_map():
         for c in range(consumer):
             (source,) = topology.sources(c, consumer, producer)
             assert source == topology.remote_tp_rank(c, consumer, producer)
-
-
-def test_sources_hold_the_same_heads_for_every_pair_that_is_let_through():
-    for producer, consumer in PAIRS:
-        for heads in SIZES:
-            try:
-                topology.check_transfer(consumer, producer, heads, is_replicated=False)
-                mine = [topology.heads_of_rank(c, consumer, heads) for c in range(consumer)]
-            except (InvalidTopology, UnsupportedTopology):
-                continue
-            for c, held in enumerate(mine):
-                (source,) = topology.sources(c, consumer, producer)
-                assert held == topology.heads_of_rank(source, producer, heads)
 
 
 def test_heads_of_all_ranks_cover_every_head_equally_often():

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from moriiod.core.headplan import REPLICATED, HeadRule, HeadShape
 from moriiod.core.topology import (
     AckTarget,
     ack_set,
@@ -13,7 +14,6 @@ from moriiod.core.topology import (
     are_sizes_valid,
     check_dp_rank,
     check_sizes,
-    check_transfer,
     designated_consumer,
     expected_ack_count,
     heads_of_rank,
@@ -23,7 +23,7 @@ from moriiod.core.topology import (
     sources,
     validate_kv_heads,
 )
-from moriiod.errors import InvalidTopology, UnsupportedTopology
+from moriiod.errors import InvalidTopology
 
 #: (producer TP, consumer TP) -> source of every consumer rank; from case R2.
 R2_MAPS = {
@@ -90,20 +90,20 @@ def test_A1_expected_acks(producer, consumer, expected):
 )
 def test_R5_pairs_with_the_same_heads_pass(local, remote, heads, is_mla):
     validate_kv_heads(local, remote, heads, is_mla)
-    check_transfer(local, remote, heads, is_replicated=is_mla)
+    rule = HeadRule((REPLICATED if is_mla else HeadShape(heads),))
+    plan = rule.plan(remote, local)
+    assert [plan.sources(r) for r in range(local)] == [
+        sources(r, local, remote) for r in range(local)
+    ]
 
 
 @pytest.mark.parametrize(("local", "remote", "heads"), [(4, 2, 4), (2, 4, 4), (1, 4, 2)])
-def test_R5_pairs_that_split_heads_are_refused_before_any_plan(local, remote, heads):
+def test_R5_seed_check_refuses_pairs_that_split_heads_the_head_plan_serves_them(
+    local, remote, heads
+):
     with pytest.raises(NotImplementedError, match="replicated KV heads"):
         validate_kv_heads(local, remote, heads, is_mla=False)
-    with pytest.raises(UnsupportedTopology) as caught:
-        check_transfer(local, remote, heads, is_replicated=False)
-    assert caught.value.fields == {
-        "local_tp_size": local,
-        "remote_tp_size": remote,
-        "total_kv_heads": heads,
-    }
+    HeadRule((HeadShape(heads),)).check(remote, local)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_R2_typed_errors_name_both_sizes(producer, consumer):
         lambda: readers(0, producer, consumer),
         lambda: ack_set(0, producer, consumer),
         lambda: ack_targets(0, producer, consumer),
-        lambda: check_transfer(producer, consumer, 1, is_replicated=True),
+        lambda: HeadRule().check(producer, consumer),
     ):
         with pytest.raises(InvalidTopology, match="multiple") as caught:
             call()
@@ -245,12 +245,12 @@ def test_heads_that_do_not_divide_raise_because_replicas_would_not_match():
         heads_of_rank(0, 4, 3)
     # 3 heads on TP 4 and TP 8: consumer rank 3 would hold another head than its source.
     with pytest.raises(InvalidTopology, match=r"3 KV heads .* TP size 4"):
-        check_transfer(4, 8, 3, is_replicated=False)
+        HeadRule((HeadShape(3),)).check(4, 8)
 
 
 def test_equal_sizes_pass_whatever_the_heads():
-    check_transfer(4, 4, 3, is_replicated=False)
-    check_transfer(8, 2, 1, is_replicated=True)
+    assert HeadRule((HeadShape(3),)).plan(4, 4).sources(2) == (2,)
+    HeadRule().check(8, 2)
 
 
 def test_R6_dp_rank_is_checked_against_the_registered_size():

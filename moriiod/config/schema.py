@@ -191,6 +191,11 @@ class LimitsSection(Section):
         default=1 << 34,
         description="Bytes of posted operations; one operation is always let through.",
     )
+    max_token_spans: Annotated[int, Whole(1, 1 << 26)] = Field(
+        default=1 << 20,
+        description="Descriptors of one token each in one operation: what it takes to split the "
+        "heads of an NHD layout. Above it a transfer is refused.",
+    )
     max_unconfirmed_events: Annotated[int, Whole(16, 1 << 22)] = Field(
         default=65536, description="Events that a client has not confirmed, with its transfers."
     )
@@ -249,7 +254,7 @@ class TopologySection(Section):
     allow_uneven: Annotated[bool, Switch()] = Field(
         default=False,
         description="Accept peers whose tensor-parallel size is not a multiple or a divisor of "
-        "ours.",
+        "ours. Must be set on both sides.",
     )
 
 

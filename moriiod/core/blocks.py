@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from moriiod.core.geometry import CacheLayout
 from moriiod.core.ids import GroupBlocks, GroupPositions
-from moriiod.core.layout import pair_by_position, unpack_blocks
+from moriiod.core.layout import unpack_blocks
+from moriiod.core.pairing import BlockTable, check_ends, pair_tables
 from moriiod.core.plan import Int64Array
 from moriiod.core.planner import BlockPairs
 from moriiod.errors import LengthMismatch
@@ -17,11 +18,6 @@ _BYTES_PER_ID = 4
 def count_blocks(blocks: GroupBlocks) -> int:
     """Return the number of ids in all groups together."""
     return sum(len(packed) for packed in blocks) // _BYTES_PER_ID
-
-
-def pack_blocks(ids: Int64Array) -> bytes:
-    """Return checked ids as little-endian u32."""
-    return ids.astype("<u4").tobytes()
 
 
 def unpack_groups(
@@ -66,53 +62,70 @@ def full_positions(first: GroupPositions, groups: int) -> Sequence[int]:
     return first
 
 
+def tables_of(blocks: Sequence[Int64Array], first: GroupPositions) -> tuple[BlockTable, ...]:
+    """Return block lists with their positions.
+
+    Raises:
+        LengthMismatch: Positions are given, but not one for each group.
+    """
+    positions = full_positions(first, len(blocks))
+    return tuple(BlockTable(ids, at) for ids, at in zip(blocks, positions, strict=True))
+
+
+def check_groups(
+    local: Sequence[BlockTable], remote: Sequence[BlockTable], layout: CacheLayout
+) -> None:
+    """Refuse lists to read that cannot fit together, whatever the peer's block sizes are.
+
+    Raises:
+        LengthMismatch: A list is missing, or two lists end at different positions.
+        InvalidArgument: A local list starts before the remote one.
+    """
+    _check_count(local, remote)
+    for mine, theirs, group in zip(local, remote, layout.groups, strict=True):
+        check_ends(mine, theirs, group.name)
+
+
 def pair_for_read(
-    local: Sequence[Int64Array],
-    remote: Sequence[Int64Array],
-    local_first: GroupPositions,
-    remote_first: GroupPositions,
+    here: CacheLayout,
+    local: Sequence[BlockTable],
+    there: CacheLayout,
+    remote: Sequence[BlockTable],
 ) -> tuple[BlockPairs, ...]:
     """Lay the blocks to read against the blocks to fill, group by group, by position.
 
     Raises:
-        LengthMismatch: A list or position is missing, or the lists end at different positions.
-        InvalidArgument: The local list starts before the remote one.
+        LengthMismatch: A list is missing, or two lists end at different positions.
+        InvalidArgument: A local list starts before the remote one.
     """
-    pairs = _pair_groups(local, remote, local_first, remote_first)
-    return tuple(BlockPairs(local=mine, remote=theirs) for mine, theirs in pairs)
+    _check_count(local, remote)
+    pairs = []
+    for mine, ours, theirs, group in zip(local, here.groups, remote, there.groups, strict=True):
+        to, of = pair_tables(mine, ours, theirs, group)
+        pairs.append(BlockPairs(local=to, remote=of))
+    return tuple(pairs)
 
 
 def pair_for_write(
-    local: Sequence[Int64Array],
-    remote: Sequence[Int64Array],
-    local_first: GroupPositions,
-    remote_first: GroupPositions,
+    here: CacheLayout,
+    local: Sequence[BlockTable],
+    there: CacheLayout,
+    remote: Sequence[BlockTable],
 ) -> tuple[BlockPairs, ...]:
     """Lay the blocks to fill at the peer against ours, group by group, by position.
 
     Raises:
-        LengthMismatch: A list or position is missing, or the lists end at different positions.
-        InvalidArgument: The remote list starts before ours.
+        LengthMismatch: A list is missing, or two lists end at different positions.
+        InvalidArgument: A remote list starts before ours.
     """
-    pairs = _pair_groups(remote, local, remote_first, local_first)
-    return tuple(BlockPairs(local=mine, remote=theirs) for theirs, mine in pairs)
+    swapped = pair_for_read(there, remote, here, local)
+    return tuple(BlockPairs(local=pair.remote, remote=pair.local) for pair in swapped)
 
 
-def _pair_groups(
-    destination: Sequence[Int64Array],
-    source: Sequence[Int64Array],
-    destination_first: GroupPositions,
-    source_first: GroupPositions,
-) -> list[tuple[Int64Array, Int64Array]]:
-    groups = len(destination)
-    if len(source) != groups:
+def _check_count(local: Sequence[BlockTable], remote: Sequence[BlockTable]) -> None:
+    if len(local) != len(remote):
         raise LengthMismatch(
-            "the two sides name different numbers of KV groups", ours=groups, theirs=len(source)
+            "the two sides name different numbers of KV groups",
+            ours=len(local),
+            theirs=len(remote),
         )
-    starts = zip(
-        full_positions(destination_first, groups), full_positions(source_first, groups), strict=True
-    )
-    return [
-        pair_by_position(into, out_of, into_first, out_first)
-        for into, out_of, (into_first, out_first) in zip(destination, source, starts, strict=True)
-    ]

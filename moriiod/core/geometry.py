@@ -7,18 +7,27 @@ both together. Piece ``j`` of block ``b`` of a layer lies at byte
 
 of its region and has ``layer.piece_bytes`` bytes. ``kv_stride == 0`` means one piece a block.
 
+Where an attention kernel works on smaller blocks than the block table (``group.kernel_tokens``),
+``b`` counts *kernel blocks* in these two formulas: block ``i`` of the table is the kernel blocks
+``i * n`` to ``(i + 1) * n - 1``, with ``n = block_tokens / kernel_tokens``.
+
 | layout      | tensor of one layer              | pieces | block_stride | kv_stride |
 |-------------|----------------------------------|--------|--------------|-----------|
 | kv_first    | [2, blocks, ...]                 | 2      | stride[1]    | stride[0] |
 | block_first | [blocks, 2, ...]                 | 2      | stride[0]    | stride[1] |
 | fused       | [blocks, heads, tokens, content] | 1      | stride[0]    | 0         |
 | mla         | [blocks, tokens, latent]         | 1      | stride[0]    | 0         |
+| state       | [slots, ...], no tokens          | 1      | stride[0]    | 0         |
+
+Inside a piece lie, outermost first, tokens and heads (NHD) or heads and tokens (HND), each pair
+with the same number of bytes. A piece of a ``state`` has no tokens; it may have several *parts*
+(the projections of a convolution), each of them split by heads.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, Le, Len, MaxLen
 
@@ -34,7 +43,10 @@ from moriiod.core.ids import (
 )
 from moriiod.core.strict import Strict
 
-Layout = Literal["kv_first", "block_first", "fused", "mla"]
+#: Most parts of a piece.
+MAX_PARTS: Final = 16
+
+Layout = Literal["kv_first", "block_first", "fused", "mla", "state"]
 #: Order inside a piece: NHD = tokens outermost, HND = heads outermost.
 HeadOrder = Literal["NHD", "HND"]
 
@@ -54,6 +66,8 @@ class KvLayer(Strict):
     kv_stride: Bytes
     #: Payload of one piece of one block.
     piece_bytes: PositiveBytes
+    #: Bytes of the parts of a piece that are split by heads one by one; () = one part.
+    parts: Annotated[tuple[PositiveBytes, ...], MaxLen(MAX_PARTS)] = ()
 
     @property
     def pieces(self) -> int:
@@ -70,16 +84,29 @@ class KvGroup(Strict):
     head_order: HeadOrder
     #: Element type by its torch name without the prefix: ``bfloat16``, ``float8_e4m3fnuz``.
     dtype: ShortText
-    #: Tokens in one block.
+    #: Tokens in one block of the block table; 1 where a block is a slot of recurrent state.
     block_tokens: Annotated[int, Ge(1), Le(1 << 20)]
     num_blocks: Annotated[int, Ge(1), Le(1 << 32)]
-    #: KV heads of the whole model, over all TP ranks (1 for MLA).
+    #: KV heads of the whole model, over all TP ranks (1 for MLA). Of a state: the number of equal
+    #: shares that TP ranks split it into.
     total_kv_heads: Annotated[int, Ge(1), Le(1 << 16)]
-    #: Elements of one head of K (MLA: of the latent).
+    #: Elements of one head of K (MLA: of the latent; state: 1).
     head_size: Annotated[int, Ge(1), Le(1 << 20)]
     layers: Annotated[tuple[KvLayer, ...], Len(1, MAX_LAYERS)]
     #: Free text that must be equal on both sides: packing, ISA, quantisation scheme.
     content: MessageText = ""
+    #: Tokens in one kernel block; 0 = as many as in a block of the block table.
+    kernel_tokens: Annotated[int, Ge(0), Le(1 << 20)] = 0
+
+    @property
+    def tile_tokens(self) -> int:
+        """Tokens in one kernel block."""
+        return self.kernel_tokens or self.block_tokens
+
+    @property
+    def tiles_per_block(self) -> int:
+        """Kernel blocks in one block of the block table."""
+        return self.block_tokens // self.tile_tokens
 
     @property
     def is_replicated(self) -> bool:

@@ -90,6 +90,40 @@ class HeadSlice:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class HeadRun:
+    """A run of heads to copy, counted among the heads of each rank of the pair."""
+
+    local_head: int
+    remote_head: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHeads:
+    """What one rank pair shares of one KV group.
+
+    Attributes:
+        local: Heads our rank holds.
+        remote: Heads the peer rank holds.
+        runs: What to copy, in the order of our heads; empty = nothing of this group.
+    """
+
+    local: int
+    remote: int
+    runs: tuple[HeadRun, ...]
+
+    @classmethod
+    def all_of(cls, heads: int) -> GroupHeads:
+        """Return the share of two ranks that hold the same heads."""
+        return cls(heads, heads, (HeadRun(0, 0, heads),))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether both ranks hold the same heads, and all of them are copied."""
+        return self.local == self.remote and self.runs == (HeadRun(0, 0, self.local),)
+
+
 @dataclass(frozen=True)
 class HeadPlan:
     """The plan of one pair of instances; made by ``HeadRule.plan``.
@@ -119,6 +153,31 @@ class HeadPlan:
         """Return what a consumer rank takes of one group from one producer rank."""
         return tuple(
             one for one in self.slices(group, consumer_rank) if one.producer_rank == producer_rank
+        )
+
+    def heads_for_read(self, producer_rank: int, consumer_rank: int) -> tuple[GroupHeads, ...]:
+        """Return what a pair shares of each group, seen from the consumer."""
+        return tuple(
+            GroupHeads(
+                shape.local_heads(self.consumer_tp),
+                shape.local_heads(self.producer_tp),
+                tuple(
+                    HeadRun(one.consumer_head, one.producer_head, one.count)
+                    for one in self.slices_between(group, producer_rank, consumer_rank)
+                ),
+            )
+            for group, shape in enumerate(self.shapes)
+        )
+
+    def heads_for_write(self, producer_rank: int, consumer_rank: int) -> tuple[GroupHeads, ...]:
+        """Return what a pair shares of each group, seen from the producer."""
+        return tuple(
+            GroupHeads(
+                heads.remote,
+                heads.local,
+                tuple(HeadRun(run.remote_head, run.local_head, run.count) for run in heads.runs),
+            )
+            for heads in self.heads_for_read(producer_rank, consumer_rank)
         )
 
     def sources(self, consumer_rank: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Checks of what a worker says about its KV cache and its blocks, alone and against a peer's.
+"""Checks of what a worker says about its KV cache and its blocks.
 
 Everything is exact: Python's integers do not wrap, and after these checks no offset of a block
 inside its region can leave it or exceed 62 bits (safety rule S5). ``planner`` builds on them.
@@ -6,10 +6,7 @@ inside its region can leave it or exceed 62 bits (safety rule S5). ``planner`` b
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,16 +15,11 @@ from moriiod.core.ids import MAX_LAYERS
 from moriiod.core.overlap import Run, first_overlap
 from moriiod.core.plan import Int64Array
 from moriiod.errors import (
-    GeometryMismatch,
     InvalidArgument,
     InvalidGeometry,
     LengthMismatch,
     OutOfRange,
 )
-
-#: Changes whenever a field joins or leaves the comparison, so that old and new never agree.
-_DIGEST_VERSION = "moriiod-geometry-1"
-
 
 # --- One side ---------------------------------------------------------------------------------
 
@@ -43,6 +35,7 @@ def check_layout(layout: CacheLayout) -> None:
     """
     _check_names(layout)
     for group in layout.groups:
+        _check_group(group)
         runs: dict[int, list[Run]] = {}
         for layer in group.layers:
             _check_layer(group, layer, layout.region_bytes)
@@ -56,7 +49,7 @@ def needed_bytes(group: KvGroup, layer: KvLayer) -> int:
     return (
         layer.offset
         + (layer.pieces - 1) * layer.kv_stride
-        + (group.num_blocks - 1) * layer.block_stride
+        + (group.num_blocks * group.tiles_per_block - 1) * layer.block_stride
         + layer.piece_bytes
     )
 
@@ -76,6 +69,25 @@ def _check_names(layout: CacheLayout) -> None:
         )
 
 
+def _check_group(group: KvGroup) -> None:
+    if group.block_tokens % group.tile_tokens:
+        raise InvalidGeometry(
+            f"group {group.name!r}: kernel blocks of {group.tile_tokens} tokens do not fill blocks "
+            f"of {group.block_tokens}",
+            group=group.name,
+            kernel_tokens=group.tile_tokens,
+            block_tokens=group.block_tokens,
+        )
+    if group.layout == "state" and (group.block_tokens != 1 or group.head_order != "HND"):
+        raise InvalidGeometry(
+            f"group {group.name!r}: a state has no tokens (block_tokens 1) and heads outermost "
+            "(HND)",
+            group=group.name,
+            block_tokens=group.block_tokens,
+            head_order=group.head_order,
+        )
+
+
 def _check_layer(group: KvGroup, layer: KvLayer, region_bytes: tuple[int, ...]) -> None:
     place = {"group": group.name, "layer": layer.name}
     if layer.region >= len(region_bytes):
@@ -86,7 +98,16 @@ def _check_layer(group: KvGroup, layer: KvLayer, region_bytes: tuple[int, ...]) 
             region=layer.region,
             regions=len(region_bytes),
         )
-    if layer.pieces != 1 and group.layout in ("fused", "mla"):
+    if sum(layer.parts) not in (0, layer.piece_bytes) or (layer.parts and group.layout != "state"):
+        raise InvalidGeometry(
+            f"layer {layer.name!r}: parts of {sum(layer.parts)} bytes in a {group.layout} piece of "
+            f"{layer.piece_bytes}; only a state has parts, and they are all of it",
+            **place,
+            parts_bytes=sum(layer.parts),
+            piece_bytes=layer.piece_bytes,
+            layout=group.layout,
+        )
+    if layer.pieces != 1 and group.layout in ("fused", "mla", "state"):
         raise InvalidGeometry(
             f"layer {layer.name!r} has a kv_stride, but its layout {group.layout!r} knows no "
             "V piece",
@@ -112,7 +133,7 @@ def _runs(group: KvGroup, layer: KvLayer) -> Iterator[Run]:
             label=layer.name if layer.pieces == 1 else f"{layer.name} ({'KV'[piece]})",
             start=layer.offset + piece * layer.kv_stride,
             stride=layer.block_stride,
-            count=group.num_blocks,
+            count=group.num_blocks * group.tiles_per_block,
             size=layer.piece_bytes,
         )
 
@@ -136,69 +157,6 @@ def _check_apart(group: KvGroup, region: int, runs: list[Run]) -> None:
         block_stride=one.stride,
         piece_bytes=one.size,
     )
-
-
-# --- Two sides --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Aspect:
-    """One value that must be equal on both sides, with where it stands and what it is called."""
-
-    where: str
-    field: str
-    value: str | int
-
-
-def compare_layouts(local: CacheLayout, remote: CacheLayout) -> None:
-    """Check that blocks of two caches hold the same bytes for the same tokens.
-
-    Groups are compared in order. What need not be equal: block counts, strides, offsets, regions
-    and group names.
-
-    Raises:
-        GeometryMismatch: Names the first field that differs, its place and both values.
-    """
-    for mine, theirs in zip(_aspects(local), _aspects(remote), strict=False):
-        # Counts come before what they count, so the two sequences stay in step up to the
-        # first difference, and neither ends before the other.
-        if mine.value != theirs.value:
-            raise GeometryMismatch(
-                f"{mine.field} of {mine.where} is {mine.value!r} here and {theirs.value!r} at "
-                "the peer",
-                field=mine.field,
-                where=mine.where,
-                local=mine.value,
-                remote=theirs.value,
-            )
-
-
-def geometry_digest(layout: CacheLayout) -> str:
-    """Return a sha256 hex digest that is equal exactly where ``compare_layouts`` passes."""
-    values = [aspect.value for aspect in _aspects(layout)]
-    text = json.dumps([_DIGEST_VERSION, *values], ensure_ascii=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
-
-
-def _aspects(layout: CacheLayout) -> Iterator[_Aspect]:
-    yield _Aspect("the cache", "groups", len(layout.groups))
-    for index, group in enumerate(layout.groups):
-        where = f"group {index} ({group.name})"
-        for field, value in (
-            ("dtype", group.dtype),
-            ("layout", group.layout),
-            ("head_order", group.head_order),
-            ("block_tokens", group.block_tokens),
-            ("total_kv_heads", group.total_kv_heads),
-            ("head_size", group.head_size),
-            ("content", group.content),
-            ("layers", len(group.layers)),
-        ):
-            yield _Aspect(where, field, value)
-        for layer in group.layers:
-            yield _Aspect(where, "layer name", layer.name)
-            yield _Aspect(f"layer {layer.name}", "pieces", layer.pieces)
-            yield _Aspect(f"layer {layer.name}", "piece_bytes", layer.piece_bytes)
 
 
 # --- Blocks of one transfer -------------------------------------------------------------------

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moriiod.core import topology
 from moriiod.core.blocks import unpack_groups
 from moriiod.core.clients import Client
 from moriiod.core.fanin import AckVerdict, FanIn, TransferAck
 from moriiod.core.faults import wire_error
+from moriiod.core.headplan import HeadRule
 from moriiod.core.ids import AttemptId, Epoch
 from moriiod.core.messages import Ack, Claim, Revoke
 from moriiod.core.peers import Peer
@@ -84,7 +84,10 @@ class Lease(Transfer):
         #: Sorted distinct block ids of each group.
         self.blocks: list[Int64Array] = []
         identity = table.ctx.identity
-        self.fan_in = FanIn(identity.tp_rank, identity.tp_size, request.remote_tp_size)
+        self.rule = HeadRule.of_layout(
+            client.registered_layout, allows_uneven=table.ctx.settings.allow_uneven
+        )
+        self.fan_in = FanIn(identity.tp_rank, identity.tp_size, request.remote_tp_size, self.rule)
         #: (instance, dp rank, tp size) of the one consumer group that may claim.
         self.consumer: tuple[str, int, int] | None = None
         self.claims: dict[ClaimKey, LeaseClaim] = {}
@@ -128,7 +131,8 @@ class Lease(Transfer):
         consumer = (identity.instance, identity.dp_rank, identity.tp_size)
         if self.consumer not in (None, consumer):
             raise TransferConflict("another instance reads this transfer", by=str(self.consumer))
-        if identity.tp_rank not in topology.ack_set(ours.tp_rank, ours.tp_size, identity.tp_size):
+        plan = self.rule.plan(ours.tp_size, identity.tp_size)
+        if identity.tp_rank not in plan.ack_set(ours.tp_rank):
             raise InvalidTopology(
                 "this consumer rank does not read this producer rank",
                 consumer_tp_rank=identity.tp_rank,
@@ -146,7 +150,7 @@ class Lease(Transfer):
             identity = self._ctx.identity
             if self.request.remote_tp_size:
                 self._ctx.problem("tp_size_disagrees", f"published {self.request.remote_tp_size}")
-            self.fan_in = FanIn(identity.tp_rank, identity.tp_size, consumer_tp_size)
+            self.fan_in = FanIn(identity.tp_rank, identity.tp_size, consumer_tp_size, self.rule)
         else:
             self.fan_in.announce(consumer_tp_size)
 

@@ -15,6 +15,7 @@ from functools import partial
 from moriiod.core import topology
 from moriiod.core.address import Endpoint, endpoint_for_rank
 from moriiod.core.clients import Client
+from moriiod.core.headplan import possible_sources
 from moriiod.core.ids import AttemptId, Epoch, TransferId
 from moriiod.core.links import Expected
 from moriiod.core.messages import Fenced, FenceRequest
@@ -162,11 +163,13 @@ class Orphans:
         ours, peer = self.ctx.identity, request.peer
         remote_tp = peer.tp_size or ours.tp_size
         try:
-            for target in topology.ack_targets(ours.tp_rank, remote_tp, ours.tp_size):
-                endpoint = endpoint_for_rank(peer, peer.dp_rank, target.rank, remote_tp)
-                expected = Expected(peer.dp_rank, target.rank, remote_tp)
-                if target.reads:
-                    orphan.legs.append(FenceLeg(orphan, endpoint, expected))
+            allows_uneven = self.ctx.settings.allow_uneven
+            topology.check_sizes(remote_tp, ours.tp_size, allows_uneven=allows_uneven)
+            # The worker has not registered yet, so which heads the cache has is not known here.
+            for rank in possible_sources(ours.tp_rank, ours.tp_size, remote_tp):
+                endpoint = endpoint_for_rank(peer, peer.dp_rank, rank, remote_tp)
+                expected = Expected(peer.dp_rank, rank, remote_tp)
+                orphan.legs.append(FenceLeg(orphan, endpoint, expected))
         except MoriiodError as error:
             # The same request was refused by the old daemon then, so nothing was granted.
             self.ctx.problem("orphan_impossible", f"{request.transfer_id}: {error.message}")

@@ -44,7 +44,14 @@ class LayerSpans:
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """Everything one engine operation copies between one local and one remote cache."""
+    """Everything one engine operation copies between one local and one remote cache.
+
+    Attributes:
+        layers: One entry for each layer that is copied.
+        n_bytes: Bytes of all layers.
+        n_token_spans: Spans that hold one token each, before merging (heads split in NHD blocks).
+    """
 
     layers: tuple[LayerSpans, ...]
     n_bytes: int
+    n_token_spans: int = 0

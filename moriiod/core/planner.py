@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from moriiod.core.geometry import CacheLayout, KvLayer
+from moriiod.core.geometry import CacheLayout, KvGroup, KvLayer
+from moriiod.core.headplan import GroupHeads
+from moriiod.core.pairing import unit_tokens
 from moriiod.core.plan import BlockSpans, Int64Array, LayerSpans, TransferPlan
-from moriiod.errors import InvalidArgument, LengthMismatch, OutOfRange
+from moriiod.core.spans import UnitShape, merge, pieces_of, runs_of, split
+from moriiod.errors import InvalidArgument, LengthMismatch, OutOfRange, UnsupportedTopology
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockPairs:
-    """Blocks of one group to copy: ``local[i]`` and ``remote[i]`` are for the same tokens.
+    """Units of one group to copy: ``local[i]`` and ``remote[i]`` are for the same tokens.
 
-    Both are int64 [n] and lie inside their caches (``layout.unpack_blocks``).
+    Both are int64 [n] and lie inside their caches (``pairing.pair_tables``). Where both sides have
+    blocks of one size and no smaller kernel blocks, a unit is a block.
     """
 
     local: Int64Array
@@ -24,15 +26,12 @@ class BlockPairs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Spacing:
-    """All that the block part of a plan depends on, apart from the block ids. Bytes."""
+class _Layer:
+    """One layer on both sides, and its group's index."""
 
-    pieces: int
-    piece_bytes: int
-    local_stride: int
-    local_kv: int
-    remote_stride: int
-    remote_kv: int
+    group: int
+    local: KvLayer
+    remote: KvLayer
 
 
 class Planner:
@@ -46,10 +45,13 @@ class Planner:
         remote: The peer rank's cache, passed by ``check_layout`` and ``compare_layouts``.
         pairs: What to copy, one entry for each group; empty where nothing is to move.
         max_span_bytes: Largest size of one span; 0 = no limit.
+        heads: What the two ranks share of each group; None = both hold all heads (TP size 1).
+        max_token_spans: Most spans of a plan that hold single tokens, which is what heads that are
+            split in an NHD layout need; 0 = no limit.
 
     Raises:
-        LengthMismatch: Not one entry of pairs for each group of both caches.
-        InvalidArgument: A negative span limit.
+        LengthMismatch: Not one entry of pairs or heads for each group of both caches.
+        InvalidArgument: A negative limit.
     """
 
     def __init__(
@@ -58,6 +60,8 @@ class Planner:
         remote: CacheLayout,
         pairs: Sequence[BlockPairs],
         max_span_bytes: int = 0,
+        heads: Sequence[GroupHeads] | None = None,
+        max_token_spans: int = 0,
     ) -> None:
         if not len(pairs) == len(local.groups) == len(remote.groups):
             raise LengthMismatch(
@@ -67,17 +71,25 @@ class Planner:
                 local_groups=len(local.groups),
                 remote_groups=len(remote.groups),
             )
-        if max_span_bytes < 0:
-            raise InvalidArgument(f"a span cannot have {max_span_bytes} bytes at most")
+        if max_span_bytes < 0 or max_token_spans < 0:
+            raise InvalidArgument(
+                f"limits cannot be negative: {max_span_bytes} bytes, {max_token_spans} spans"
+            )
         self._pairs = tuple(pairs)
         self._max_span_bytes = max_span_bytes
-        #: (group, local layer, remote layer), by the layer's index over all groups.
-        self._layers: list[tuple[int, KvLayer, KvLayer]] = [
-            (index, mine, theirs)
+        self._max_token_spans = max_token_spans
+        self._shapes = [
+            _unit_shape(here, there, None if heads is None else heads[index])
+            for index, (here, there) in enumerate(zip(local.groups, remote.groups, strict=True))
+        ]
+        self._names = [group.name for group in local.groups]
+        #: By the layer's index over all groups.
+        self._layers: list[_Layer] = [
+            _Layer(index, mine, theirs)
             for index, (here, there) in enumerate(zip(local.groups, remote.groups, strict=True))
             for mine, theirs in zip(here.layers, there.layers, strict=True)
         ]
-        self._spans: dict[tuple[int, _Spacing], BlockSpans] = {}
+        self._spans: dict[tuple[object, ...], BlockSpans] = {}
 
     @property
     def n_layers(self) -> int:
@@ -94,6 +106,7 @@ class Planner:
 
         Raises:
             OutOfRange: There is no such layer; fields ``id`` and ``limit``.
+            UnsupportedTopology: More spans of single tokens than the limit allows.
         """
         wanted = range(self.n_layers) if layers is None else sorted(set(layers))
         if wanted and not 0 <= wanted[0] <= wanted[-1] < self.n_layers:
@@ -101,34 +114,65 @@ class Planner:
             raise OutOfRange(
                 f"layer {bad} is not in 0..{self.n_layers - 1}", id=bad, limit=self.n_layers
             )
-        planned = []
-        for index in wanted:
-            group, mine, theirs = self._layers[index]
-            if len(self._pairs[group].local):
-                planned.append(
-                    LayerSpans(
-                        spans=self._block_spans(group, mine, theirs),
-                        local_region=mine.region,
-                        local_offset=mine.offset,
-                        remote_region=theirs.region,
-                        remote_offset=theirs.offset,
-                    )
-                )
-        return TransferPlan(tuple(planned), sum(layer.spans.n_bytes for layer in planned))
+        chosen = [self._layers[index] for index in wanted]
+        n_token_spans = self._check_token_spans(chosen)
+        planned = [
+            LayerSpans(
+                spans=self._block_spans(layer),
+                local_region=layer.local.region,
+                local_offset=layer.local.offset,
+                remote_region=layer.remote.region,
+                remote_offset=layer.remote.offset,
+            )
+            for layer in chosen
+            if len(self._pairs[layer.group].local) and self._shapes[layer.group].heads.runs
+        ]
+        n_bytes = sum(layer.spans.n_bytes for layer in planned)
+        return TransferPlan(tuple(planned), n_bytes, n_token_spans)
 
-    def _block_spans(self, group: int, mine: KvLayer, theirs: KvLayer) -> BlockSpans:
-        spacing = _Spacing(
-            pieces=mine.pieces,
-            piece_bytes=mine.piece_bytes,
-            local_stride=mine.block_stride,
-            local_kv=mine.kv_stride,
-            remote_stride=theirs.block_stride,
-            remote_kv=theirs.kv_stride,
+    def _check_token_spans(self, layers: Sequence[_Layer]) -> int:
+        """Return how many spans of single tokens the layers need.
+
+        Raises:
+            UnsupportedTopology: Too many.
+        """
+        n = 0
+        for layer in layers:
+            shape = self._shapes[layer.group]
+            if shape.is_by_token:
+                runs = len(shape.heads.runs) * shape.unit_tokens
+                n += len(self._pairs[layer.group].local) * layer.local.pieces * runs
+        if self._max_token_spans and n > self._max_token_spans:
+            by_token = [i for i, shape in enumerate(self._shapes) if shape.is_by_token]
+            names = ", ".join(self._names[i] for i in by_token)
+            raise UnsupportedTopology(
+                f"splitting the heads of NHD blocks ({names}) needs {n} descriptors of one token "
+                f"each, limits.max_token_spans is {self._max_token_spans}: use the HND layout on "
+                "both sides, TP sizes that hold the same heads, or raise the limit",
+                needed=n,
+                limit=self._max_token_spans,
+            )
+        return n
+
+    def _block_spans(self, layer: _Layer) -> BlockSpans:
+        mine, theirs = layer.local, layer.remote
+        key = (
+            layer.group,
+            *(mine.block_stride, mine.kv_stride, mine.piece_bytes, mine.parts),
+            *(theirs.block_stride, theirs.kv_stride, theirs.piece_bytes, theirs.parts),
         )
-        spans = self._spans.get((group, spacing))
+        spans = self._spans.get(key)
         if spans is None:
-            spans = _plan_blocks(self._pairs[group], spacing, self._max_span_bytes)
-            self._spans[group, spacing] = spans
+            pairs, shape = self._pairs[layer.group], self._shapes[layer.group]
+            local, remote, sizes = merge(
+                *pieces_of(pairs.local, pairs.remote, runs_of(shape, mine, theirs))
+            )
+            limit = self._max_span_bytes
+            if limit and int(sizes.max()) > limit:
+                local, remote, sizes = split(local, remote, sizes, limit)
+            for array in (local, remote, sizes):
+                array.setflags(write=False)
+            spans = self._spans[key] = BlockSpans(local, remote, sizes, int(sizes.sum()))
         return spans
 
 
@@ -138,6 +182,7 @@ def build_plan(
     pairs: Sequence[BlockPairs],
     layers: Collection[int] | None = None,
     max_span_bytes: int = 0,
+    heads: Sequence[GroupHeads] | None = None,
 ) -> TransferPlan:
     """Return one plan; see ``Planner``, which is cheaper where a transfer needs several.
 
@@ -146,51 +191,14 @@ def build_plan(
         InvalidArgument: See ``Planner``.
         OutOfRange: See ``Planner.plan``.
     """
-    return Planner(local, remote, pairs, max_span_bytes).plan(layers)
+    return Planner(local, remote, pairs, max_span_bytes, heads).plan(layers)
 
 
-def _plan_blocks(pairs: BlockPairs, spacing: _Spacing, max_span_bytes: int) -> BlockSpans:
-    local, remote = _starts(pairs, spacing)
-    size = spacing.piece_bytes
-    is_next = (local[1:] - local[:-1] == size) & (remote[1:] - remote[:-1] == size)
-    heads = np.flatnonzero(np.concatenate(([True], ~is_next)))
-    counts = np.diff(heads, append=len(local))
-    local, remote, sizes = local[heads], remote[heads], counts * size
-    if max_span_bytes and int(sizes.max()) > max_span_bytes:
-        local, remote, sizes = _split(local, remote, sizes, max_span_bytes)
-    for array in (local, remote, sizes):
-        array.setflags(write=False)
-    return BlockSpans(local, remote, sizes, spacing.pieces * len(pairs.local) * size)
-
-
-def _starts(pairs: BlockPairs, spacing: _Spacing) -> tuple[Int64Array, Int64Array]:
-    """Byte offsets of every piece on both sides, in ascending order of the local ones."""
-    order = np.argsort(pairs.local, kind="stable")
-    local = pairs.local[order] * spacing.local_stride
-    remote = pairs.remote[order] * spacing.remote_stride
-    if spacing.pieces == 1:
-        return local, remote
-    both_local = np.stack((local, local + spacing.local_kv))
-    both_remote = np.stack((remote, remote + spacing.remote_kv))
-    if spacing.local_kv < spacing.local_stride:
-        # K and V of a block lie together: block by block is the ascending order.
-        return both_local.T.ravel(), both_remote.T.ravel()
-    if int(local[-1]) < spacing.local_kv + int(local[0]):
-        return both_local.ravel(), both_remote.ravel()
-    order = np.argsort(both_local.ravel(), kind="stable")
-    return both_local.ravel()[order], both_remote.ravel()[order]
-
-
-def _split(
-    local: Int64Array, remote: Int64Array, sizes: Int64Array, limit: int
-) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Cut spans into parts of at most ``limit`` bytes, all but the last of exactly that."""
-    parts = -(-sizes // limit)
-    firsts = np.cumsum(parts) - parts
-    skipped = (np.arange(int(parts.sum()), dtype=np.int64) - np.repeat(firsts, parts)) * limit
-    left = np.repeat(sizes, parts) - skipped
-    return (
-        np.repeat(local, parts) + skipped,
-        np.repeat(remote, parts) + skipped,
-        np.minimum(left, limit),
+def _unit_shape(here: KvGroup, there: KvGroup, heads: GroupHeads | None) -> UnitShape:
+    return UnitShape(
+        order=here.head_order,
+        local_tokens=here.tile_tokens,
+        remote_tokens=there.tile_tokens,
+        unit_tokens=unit_tokens(here, there),
+        heads=heads or GroupHeads.all_of(here.total_kv_heads),
     )

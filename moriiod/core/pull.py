@@ -22,7 +22,7 @@ from moriiod.core.ids import Generation, OpId
 from moriiod.core.links import Expected
 from moriiod.core.messages import Ack, AckConfirmed, Claim, ClaimGranted, ClaimRefused, Revoke
 from moriiod.core.peers import Peer
-from moriiod.core.planner import BlockPairs, build_plan
+from moriiod.core.reading import Wanted
 from moriiod.core.requests import Pull as PullRequest
 from moriiod.core.requests import Reject
 from moriiod.core.sessions import PeerSession
@@ -189,18 +189,19 @@ class PullLeg:
 
     def session_ready(self, session: PeerSession) -> None:
         """Local and remote memory are paired: read."""
-        if self.state is not LegState.HOLDING or not self.pull.is_active:
+        table, wanted = self.pull.table, self.pull.wanted
+        if self.state is not LegState.HOLDING or not self.pull.is_active or wanted is None:
             return
-        table = self.pull.table
         try:
-            plan = build_plan(
-                session.local,
-                session.remote_layout,
-                self.pull.pairs,
-                max_span_bytes=table.max_span_bytes,
-            )
+            ranks = self.expected.tp_rank, table.ctx.identity.tp_rank
+            max_token_spans = table.ctx.settings.max_token_spans
+            plan = wanted.plan(session, ranks, table.max_span_bytes, max_token_spans)
         except MoriiodError as error:
             self._failed(error)
+            return
+        if not plan.n_bytes:  # what is to be read is in groups that other ranks hold
+            self.state = LegState.READ
+            self.pull.leg_read()
             return
         self.session = session
         session.acquire()
@@ -302,12 +303,12 @@ class Pull(Transfer):
         table: Pulls,
         client: Client,
         request: PullRequest | Reject,
-        pairs: tuple[BlockPairs, ...],
     ) -> None:
         super().__init__(table.ctx, table.clients, client, request.transfer_id)
         self.table = table
         self.request = request
-        self.pairs = pairs
+        #: None of a Reject.
+        self.wanted: Wanted | None = None
         self.pull_id = table.ctx.new_attempt()
         self.legs: list[PullLeg] = []
         self.n_bytes = 0

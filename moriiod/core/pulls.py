@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from moriiod.core import topology
 from moriiod.core.address import endpoint_for_rank
-from moriiod.core.blocks import count_blocks, pack_blocks, pair_for_read, unpack_groups
+from moriiod.core.blocks import check_groups, count_blocks, tables_of, unpack_groups
 from moriiod.core.clients import Client
 from moriiod.core.geometry import CacheLayout
+from moriiod.core.headplan import HeadPlan, HeadRule
 from moriiod.core.ids import MAX_BLOCK_ID, AttemptId, Epoch, TransferId
 from moriiod.core.layout import unpack_blocks
 from moriiod.core.links import Expected
@@ -23,10 +23,11 @@ from moriiod.core.messages import (
     Renewed,
     Revoke,
 )
+from moriiod.core.pairing import BlockTable
 from moriiod.core.parts import Parts
 from moriiod.core.peers import Peer
-from moriiod.core.planner import BlockPairs
 from moriiod.core.pull import LegState, Pull, PullLeg
+from moriiod.core.reading import Wanted
 from moriiod.core.requests import PeerAddress, Reject
 from moriiod.core.requests import Pull as PullRequest
 from moriiod.errors import MoriiodError, TransferConflict, TransferTimedOut, UnknownTransfer
@@ -73,11 +74,16 @@ class Pulls:
             raise TransferConflict("this transfer id is live", transfer_id=request.transfer_id)
         layout = client.registered_layout
         self._admission.check(client, count_blocks(request.local_blocks))
-        pairs = _pair(layout, request)
-        pull = Pull(self, client, request, pairs)
-        pull.claimed_blocks = tuple(pack_blocks(pair.remote) for pair in pairs)
-        has_blocks = any(pair.local.size for pair in pairs)
-        self._make_legs(pull, request.peer, layout, reads=has_blocks)
+        pull = Pull(self, client, request)
+        local, remote = _tables(layout, request)
+        # Which of the peer's blocks are read depends on their size, which is not known yet.
+        pull.claimed_blocks = tuple(
+            packed if len(table.ids) else b""
+            for packed, table in zip(request.remote_blocks, local, strict=True)
+        )
+        has_blocks = any(len(table.ids) for table in local)
+        heads = self._make_legs(pull, request.peer, layout, reads=has_blocks)
+        pull.wanted = Wanted(local, remote, heads)
         self._start(pull)
         timeout_s = request.timeout_s or self.ctx.settings.pull_timeout_s
         error = TransferTimedOut("the pull did not end in time", timeout_s=timeout_s)
@@ -97,7 +103,7 @@ class Pulls:
             raise TransferConflict("being pulled; abort it", transfer_id=request.transfer_id)
         layout = client.registered_layout
         self._admission.check(client, 0)
-        pull = Pull(self, client, request, ())
+        pull = Pull(self, client, request)
         self._make_legs(pull, request.peer, layout, reads=False)
         self._admission.active += 1
         self._by_pull[pull.pull_id] = pull
@@ -118,20 +124,16 @@ class Pulls:
 
     def _make_legs(
         self, pull: Pull, peer: PeerAddress, layout: CacheLayout, *, reads: bool
-    ) -> None:
+    ) -> HeadPlan:
         ours = self.ctx.identity
         remote_tp = peer.tp_size or ours.tp_size
-        for group in layout.groups:
-            topology.check_transfer(
-                ours.tp_size,
-                remote_tp,
-                group.total_kv_heads,
-                is_replicated=group.is_replicated,
-            )
-        for target in topology.ack_targets(ours.tp_rank, remote_tp, ours.tp_size):
+        rule = HeadRule.of_layout(layout, allows_uneven=self.ctx.settings.allow_uneven)
+        heads = rule.plan(remote_tp, ours.tp_size)
+        for target in heads.ack_targets(ours.tp_rank):
             endpoint = endpoint_for_rank(peer, peer.dp_rank, target.rank, remote_tp)
             expected = Expected(peer.dp_rank, target.rank, remote_tp)
             pull.legs.append(PullLeg(pull, endpoint, expected, reads and target.reads))
+        return heads
 
     def _start(self, pull: Pull) -> None:
         self._live[pull.transfer_id] = pull
@@ -264,10 +266,15 @@ class Pulls:
             pull.fail(error)
 
 
-def _pair(layout: CacheLayout, request: PullRequest) -> tuple[BlockPairs, ...]:
+def _tables(
+    layout: CacheLayout, request: PullRequest
+) -> tuple[tuple[BlockTable, ...], tuple[BlockTable, ...]]:
+    """Return the local and the remote lists, checked as far as is possible before a handshake."""
     local = unpack_groups(request.local_blocks, layout, distinct=True)
     # The peer checks its ids against its own cache; here only the packing can be wrong.
     remote = tuple(
         unpack_blocks(packed, MAX_BLOCK_ID, "remote blocks") for packed in request.remote_blocks
     )
-    return pair_for_read(local, remote, request.local_first, request.remote_first)
+    ours, theirs = tables_of(local, request.local_first), tables_of(remote, request.remote_first)
+    check_groups(ours, theirs, layout)
+    return ours, theirs

@@ -14,10 +14,10 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from moriiod.core import topology
-from moriiod.core.blocks import pair_for_write, unpack_groups
+from moriiod.core.blocks import pair_for_write, tables_of, unpack_groups
 from moriiod.core.clients import Client
 from moriiod.core.faults import wire_error
+from moriiod.core.headplan import GroupHeads, HeadRule
 from moriiod.core.ids import OpId
 from moriiod.core.messages import Grant, WriteDone, WriteFailed
 from moriiod.core.peers import Peer
@@ -96,9 +96,17 @@ class PushTarget:
         push = self.push
         try:
             theirs = unpack_groups(self.grant.blocks, session.remote_layout, distinct=True)
-            pairs = pair_for_write(push.blocks, theirs, push.request.first, self.grant.first)
+            local = tables_of(push.blocks, push.request.first)
+            remote = tables_of(theirs, self.grant.first)
+            session.check_groups(remote)
+            pairs = pair_for_write(session.local, local, session.remote_layout, remote)
             self.planner = Planner(
-                session.local, session.remote_layout, pairs, push.table.max_span_bytes
+                session.local,
+                session.remote_layout,
+                pairs,
+                push.table.max_span_bytes,
+                push.heads_of(self.peer),
+                push.table.ctx.settings.max_token_spans,
             )
         except MoriiodError as error:
             push.fail(error)
@@ -121,7 +129,11 @@ class PushTarget:
         self.posted |= layers
         if self.planner is None or self.session is None:
             return  # this rank takes no bytes from us
-        plan = self.planner.plan(layers)
+        try:
+            plan = self.planner.plan(layers)
+        except MoriiodError as error:
+            self.push.fail(error)
+            return
         if plan.n_bytes:
             self.ops.add(self.push.table.ops.post(self, self.session, "write", plan))
 
@@ -198,6 +210,9 @@ class Push(Transfer):
         self.table = table
         self.request = request
         self.blocks = blocks
+        self.rule = HeadRule.of_layout(
+            client.registered_layout, allows_uneven=table.ctx.settings.allow_uneven
+        )
         self.consumer_tp_size = request.remote_tp_size
         #: (instance, dp rank, tp size) of the one consumer group that may grant.
         self.consumer: tuple[str, int, int] | None = None
@@ -218,7 +233,13 @@ class Push(Transfer):
         """Consumer ranks that must grant before this rank is done."""
         ours = self._ctx.identity
         size = self.consumer_tp_size or ours.tp_size
-        return topology.ack_set(ours.tp_rank, ours.tp_size, size)
+        return self.rule.plan(ours.tp_size, size).ack_set(ours.tp_rank)
+
+    def heads_of(self, peer: Peer) -> tuple[GroupHeads, ...]:
+        """Return what we share of each group with a consumer rank."""
+        ours, theirs = self._ctx.identity, peer.identity
+        plan = self.rule.plan(ours.tp_size, theirs.tp_size)
+        return plan.heads_for_write(ours.tp_rank, theirs.tp_rank)
 
     # --- From the worker ----------------------------------------------------------------------
 
@@ -272,20 +293,14 @@ class Push(Transfer):
         consumer = (identity.instance, identity.dp_rank, identity.tp_size)
         if self.consumer not in (None, consumer):
             raise TransferConflict("another instance takes this transfer", by=str(self.consumer))
-        if identity.tp_rank not in topology.ack_set(ours.tp_rank, ours.tp_size, identity.tp_size):
+        plan = self.rule.plan(ours.tp_size, identity.tp_size)
+        if identity.tp_rank not in plan.ack_set(ours.tp_rank):
             raise InvalidTopology(
                 "this consumer rank takes nothing from this producer rank",
                 consumer_tp_rank=identity.tp_rank,
                 consumer_tp_size=identity.tp_size,
                 producer_tp_rank=ours.tp_rank,
                 producer_tp_size=ours.tp_size,
-            )
-        for group in self.client.registered_layout.groups:
-            topology.check_transfer(
-                ours.tp_size,
-                identity.tp_size,
-                group.total_kv_heads,
-                is_replicated=group.is_replicated,
             )
         self.consumer = consumer
         self.consumer_tp_size = identity.tp_size  # the handshake has the last word (case R1)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from moriiod.core import topology
 from moriiod.core.address import endpoint_for_rank
 from moriiod.core.blocks import count_blocks, full_positions, unpack_groups
 from moriiod.core.clients import Client
 from moriiod.core.geometry import CacheLayout
+from moriiod.core.headplan import HeadRule
 from moriiod.core.ids import AttemptId, TransferId
 from moriiod.core.links import Expected
 from moriiod.core.messages import GrantAccepted, WriteConfirmed, WriteDone, WriteFailed
@@ -67,14 +67,8 @@ class Reserves:
     def _make_legs(self, reserve: Reserve, layout: CacheLayout, *, writes: bool) -> None:
         ours, peer = self.ctx.identity, reserve.request.peer
         remote_tp = peer.tp_size or ours.tp_size
-        for group in layout.groups:
-            topology.check_transfer(
-                ours.tp_size,
-                remote_tp,
-                group.total_kv_heads,
-                is_replicated=group.is_replicated,
-            )
-        for target in topology.ack_targets(ours.tp_rank, remote_tp, ours.tp_size):
+        rule = HeadRule.of_layout(layout, allows_uneven=self.ctx.settings.allow_uneven)
+        for target in rule.plan(remote_tp, ours.tp_size).ack_targets(ours.tp_rank):
             endpoint = endpoint_for_rank(peer, peer.dp_rank, target.rank, remote_tp)
             expected = Expected(peer.dp_rank, target.rank, remote_tp)
             reserve.legs.append(GrantLeg(reserve, endpoint, expected, writes and target.reads))

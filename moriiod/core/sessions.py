@@ -7,20 +7,23 @@ forgotten, so the next transfer tries again (case T7).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from moriiod.core.compare import find_mismatches
 from moriiod.core.context import Context
 from moriiod.core.effects import CloseSession, OpenSession
 from moriiod.core.geometry import CacheLayout, RemoteLayout
 from moriiod.core.ids import Epoch, Generation, SessionId
-from moriiod.core.layout import check_layout, compare_layouts
+from moriiod.core.layout import check_layout
 from moriiod.core.messages import LayoutReply, LayoutRequest
+from moriiod.core.pairing import BlockTable
 from moriiod.core.peers import Peer, Peers
 from moriiod.errors import (
     EngineMismatch,
+    GeometryMismatch,
     InvalidGeometry,
     MoriiodError,
     NotRegistered,
@@ -46,12 +49,16 @@ class PeerSession:
     """A pairing, from the first question about the peer's layout to its closing."""
 
     peer: Epoch
+    #: TP size of the peer's instance.
+    peer_tp: int
     local: CacheLayout
     remote_generation: Generation
     session: SessionId
     #: Called when the last user of a session that must close has let go.
     on_idle: Callable[[PeerSession], None]
     remote: RemoteLayout | None = None
+    #: Groups that cannot be bridged, and why; the others can still be moved.
+    mismatches: Mapping[int, GeometryMismatch] = field(default_factory=dict)
     is_opening: bool = False
     is_open: bool = False
     is_closing: bool = False
@@ -65,6 +72,16 @@ class PeerSession:
         if self.remote is None:
             raise SessionFailed("the session is not open")
         return self.remote.layout
+
+    def check_groups(self, tables: Sequence[BlockTable]) -> None:
+        """Refuse blocks of a group that differs from the peer's.
+
+        Raises:
+            GeometryMismatch: Names the field and both values.
+        """
+        for index, table in enumerate(tables):
+            if len(table.ids) and index in self.mismatches:
+                raise self.mismatches[index]
 
     def acquire(self) -> None:
         """One more leg or operation uses the session."""
@@ -102,7 +119,12 @@ class Sessions:
         session = self._sessions.get(key)
         if session is None:
             session = PeerSession(
-                peer.epoch, local, remote, self._next_session, on_idle=self._close_now
+                peer.epoch,
+                peer.identity.tp_size,
+                local,
+                remote,
+                self._next_session,
+                on_idle=self._close_now,
             )
             self._next_session += 1
             self._sessions[key] = self._by_id[session.session] = session
@@ -156,7 +178,12 @@ class Sessions:
                 descriptors=len(remote.descriptors),
             )
         check_layout(remote.layout)
-        compare_layouts(session.local, remote.layout)
+        ours = self._ctx.identity
+        session.mismatches = find_mismatches(
+            session.local, remote.layout, ours.tp_size, session.peer_tp
+        )
+        if len(session.mismatches) == len(session.local.groups):
+            raise session.mismatches[0]
         return remote
 
     def opened(self, session_id: SessionId) -> None:

@@ -33,6 +33,8 @@ class CoreSettings:
         max_bytes_in_flight: Bytes of posted operations; one operation is always let through.
         max_unconfirmed_events: Events a client has not confirmed, with its live transfers.
         event_window: Events sent to a client ahead of its confirmations.
+        max_token_spans: Descriptors of one token each that one operation may have.
+        allow_uneven: Take peers whose TP size is neither a multiple nor a divisor of ours.
     """
 
     lease_s: float = 60.0
@@ -58,3 +60,5 @@ class CoreSettings:
     max_bytes_in_flight: int = 1 << 34
     max_unconfirmed_events: int = 65536
     event_window: int = 512
+    max_token_spans: int = 1 << 20
+    allow_uneven: bool = False

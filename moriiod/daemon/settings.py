@@ -48,6 +48,8 @@ def core_settings(config: Config) -> CoreSettings:
         max_ops_in_flight=limits.max_ops_in_flight,
         max_bytes_in_flight=limits.max_bytes_in_flight,
         max_unconfirmed_events=limits.max_unconfirmed_events,
+        max_token_spans=limits.max_token_spans,
+        allow_uneven=config.topology.allow_uneven,
     )
 
 

@@ -21,9 +21,7 @@ def legal(heads: int, tp: int) -> bool:
     return heads % tp == 0 or tp % heads == 0
 
 
-TRIPLES = [
-    (k, p, d) for k, p, d in product(HEADS, SIZES, SIZES) if legal(k, p) and legal(k, d)
-]
+TRIPLES = [(k, p, d) for k, p, d in product(HEADS, SIZES, SIZES) if legal(k, p) and legal(k, d)]
 legal_triples = st.sampled_from(TRIPLES)
 
 
@@ -67,9 +65,7 @@ def test_both_sides_derive_the_same_sets_and_nobody_is_forgotten():
         assert {r for r, _ in owed} == set(range(p))
         for c in range(d):
             reading = {t.rank for t in plan.ack_targets(c) if t.reads}
-            taken = {
-                one.producer_rank for g in range(len(shapes)) for one in plan.slices(g, c)
-            }
+            taken = {one.producer_rank for g in range(len(shapes)) for one in plan.slices(g, c)}
             assert reading == taken == set(plan.sources(c))
             assert all(c in plan.readers(r) for r in reading)
 
@@ -118,7 +114,5 @@ def test_uneven_sizes_are_refused_naming_both_unless_allowed(p, d, allowed):
     if not rule.fits(p, d):
         with pytest.raises(InvalidTopology, match="multiple") as caught:
             rule.plan(p, d)
-        assert (caught.value.fields["producer_tp_size"], caught.value.fields["consumer_tp_size"]) == (
-            str(p),
-            str(d),
-        )
+        assert caught.value.fields["producer_tp_size"] == str(p)
+        assert caught.value.fields["consumer_tp_size"] == str(d)

@@ -9,11 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moriiod.core.compare import compare_layouts, geometry_digest
 from moriiod.core.geometry import CacheLayout, KvGroup, KvLayer
 from moriiod.core.layout import (
     check_layout,
-    compare_layouts,
-    geometry_digest,
     pair_by_position,
     unpack_blocks,
 )
@@ -237,7 +236,7 @@ def test_overlap_of_runs_with_one_stride_is_exact(shapes, stride):
 
 
 @given(transfers(), st.data())
-def test_digests_agree_exactly_where_layouts_compare(transfer, data):
+def test_digests_agree_exactly_where_layouts_of_one_size_compare(transfer, data):
     local, remote, _ = transfer
     change = data.draw(
         st.sampled_from([{}, {"dtype": "int8"}, {"head_size": 1}, {"content": "x"}, {"name": "n"}])

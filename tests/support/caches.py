@@ -18,9 +18,10 @@ def layer(
     block_stride: int = 4096,
     kv_stride: int = 0,
     piece_bytes: int = 4096,
+    parts: tuple[int, ...] = (),
 ) -> KvLayer:
     """Return one layer; by default one unpadded piece a block."""
-    return KvLayer(name, region, offset, block_stride, kv_stride, piece_bytes)
+    return KvLayer(name, region, offset, block_stride, kv_stride, piece_bytes, parts)
 
 
 def group(
@@ -35,6 +36,7 @@ def group(
     total_kv_heads: int = 1,
     head_size: int = 128,
     content: str = "",
+    kernel_tokens: int = 0,
 ) -> KvGroup:
     """Return one group; by default with one default layer."""
     return KvGroup(
@@ -48,6 +50,7 @@ def group(
         head_size=head_size,
         layers=tuple(layers) or (layer(),),
         content=content,
+        kernel_tokens=kernel_tokens,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from moriiod.core import topology
+from moriiod.core.headplan import REPLICATED, HeadRule, HeadShape
 from moriiod.errors import InvalidArgument
 
 Side = Literal["prefill", "decode"]
@@ -141,17 +141,12 @@ class DemoOptions:
 
         Raises:
             InvalidTopology: The TP sizes do not fit each other, or the number of heads.
-            UnsupportedTopology: KV heads would have to be split between ranks.
             InvalidArgument: Too many ranks for one machine, or too few requests.
         """
-        topology.check_transfer(
-            self.prefill_tp,
-            self.decode_tp,
-            max(1, self.kv_heads),
-            is_replicated=self.kv_heads == 0,
-        )
+        shape = HeadShape(self.kv_heads) if self.kv_heads else REPLICATED
+        HeadRule((shape,)).check(self.prefill_tp, self.decode_tp)
         for tp_size in (self.prefill_tp, self.decode_tp):
-            topology.heads_of_rank(0, tp_size, max(1, self.kv_heads))
+            shape.heads_of_rank(0, tp_size)
         n_ranks = len(self.ranks)
         if n_ranks > _MANY_RANKS:
             raise InvalidArgument(

@@ -10,14 +10,11 @@ import pytest
 
 from moriiod.core.layout import (
     check_layout,
-    compare_layouts,
-    geometry_digest,
     needed_bytes,
     pair_by_position,
     unpack_blocks,
 )
 from moriiod.errors import (
-    GeometryMismatch,
     InvalidArgument,
     InvalidGeometry,
     LengthMismatch,
@@ -162,90 +159,6 @@ def test_interleaved_layers_of_different_strides_are_refused():
 
 def test_groups_may_share_one_storage():
     check_layout(cache(group([layer("a")], name="full"), group([layer("b")], name="sliding")))
-
-
-# --- compare_layouts --------------------------------------------------------------------------
-
-
-BASE = cache(group([layer("a"), layer("b", offset=1 << 20)], layout="block_first"))
-
-
-def changed(**values) -> object:
-    return cache(replace(BASE.groups[0], **values))
-
-
-def changed_layer(**values) -> object:
-    first, *others = BASE.groups[0].layers
-    return changed(layers=(replace(first, **values), *others))
-
-
-@pytest.mark.parametrize(
-    ("other", "field", "local", "remote"),
-    [
-        (changed(dtype="float8_e4m3fn"), "dtype", "bfloat16", "float8_e4m3fn"),
-        (changed(dtype="float8_e4m3fnuz"), "dtype", "bfloat16", "float8_e4m3fnuz"),
-        (changed(head_size=64), "head_size", 128, 64),
-        (changed_layer(piece_bytes=2048), "piece_bytes", 4096, 2048),
-    ],
-)
-def test_G7_dtype_or_item_length_is_named_with_both_values(other, field, local, remote):
-    with pytest.raises(GeometryMismatch) as caught:
-        compare_layouts(BASE, other)
-    fields = caught.value.fields
-    assert (fields["field"], fields["local"], fields["remote"]) == (field, local, remote)
-    assert repr(local) in caught.value.message
-    assert repr(remote) in caught.value.message
-    assert geometry_digest(BASE) != geometry_digest(other)
-
-
-def test_G7_item_lengths_of_the_case():
-    small = cache(group([layer(piece_bytes=16384, block_stride=16384)]))
-    large = cache(group([layer(piece_bytes=32768, block_stride=32768)]))
-    with pytest.raises(GeometryMismatch, match="32768 here and 16384"):
-        compare_layouts(large, small)
-
-
-@pytest.mark.parametrize(
-    ("other", "field"),
-    [
-        (changed(head_order="NHD"), "head_order"),
-        (changed(block_tokens=128), "block_tokens"),
-        (changed(content="kernel_blocks=2"), "content"),
-        (changed(layout="kv_first"), "layout"),
-        (changed(total_kv_heads=2), "total_kv_heads"),
-        (changed(layers=BASE.groups[0].layers[:1]), "layers"),
-        (changed_layer(name="c"), "layer name"),
-        (changed_layer(kv_stride=4096, block_stride=8192), "pieces"),
-        (cache(*BASE.groups, group(name="other")), "groups"),
-    ],
-)
-def test_G8_what_differs_is_named_whoever_compares(other, field):
-    for one, two in ((BASE, other), (other, BASE)):
-        with pytest.raises(GeometryMismatch) as caught:
-            compare_layouts(one, two)
-        assert caught.value.fields["field"] == field
-    assert geometry_digest(BASE) != geometry_digest(other)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        changed(num_blocks=211),
-        changed(name="another"),
-        changed_layer(block_stride=8192, offset=1 << 25, region=1),
-        replace(BASE, generation="f" * 32, region_bytes=(1, 2, 3)),
-    ],
-)
-def test_G8_block_counts_strides_offsets_and_regions_may_differ(other):
-    compare_layouts(BASE, other)
-    compare_layouts(other, BASE)
-    assert geometry_digest(BASE) == geometry_digest(other)
-
-
-def test_digest_is_stable_across_builds():
-    assert geometry_digest(cache()) == (
-        "466a5169826149250fcdf2c75b31d38e1a5d257ff18a589fdf8f9bc4703c0b94"
-    )
 
 
 # --- unpack_blocks ----------------------------------------------------------------------------

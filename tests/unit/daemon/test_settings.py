@@ -12,6 +12,8 @@ from moriiod.daemon import settings
 
 #: Times of the core that nobody needs to set.
 _NOT_CONFIGURABLE = {"op_retry_s", "drain_grace_s", "event_window"}
+#: Values other than 17.
+_OTHER_TEXTS = {"max_bytes_in_flight": "1234567", "allow_uneven": "true"}
 #: What must be raised along with a time.
 _MUST_BE_MORE = {
     "resend_first_s": ("transfer.resend_max_s",),
@@ -29,10 +31,11 @@ def test_every_time_and_limit_of_the_core_comes_from_the_configuration() -> None
         if field.name in _NOT_CONFIGURABLE:
             continue
         (name,) = [n for n in SETTINGS if n.partition(".")[2] == field.name]
-        text = "1234567" if field.name == "max_bytes_in_flight" else "17"
+        text = _OTHER_TEXTS.get(field.name, "17")
         more = {other: "50" for other in _MUST_BE_MORE.get(field.name, ())}
         core = settings.core_settings(make(**{name: text, **more}))
-        assert getattr(core, field.name) == float(text), field.name
+        expected = text == "true" if field.type == "bool" else float(text)
+        assert getattr(core, field.name) == expected, field.name
 
 
 def test_defaults_of_the_configuration_are_those_of_the_core() -> None:

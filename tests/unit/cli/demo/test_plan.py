@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from moriiod.cli.demo.plan import CacheShape, DemoOptions, DemoRequest, Mode, Rank, plan_waves
-from moriiod.errors import InvalidArgument, InvalidTopology, UnsupportedTopology
+from moriiod.errors import InvalidArgument, InvalidTopology
 
 SMALL = DemoOptions(blocks=32, requests=40, layers=2)
 
@@ -82,7 +82,6 @@ def test_ranks_have_the_names_that_the_tables_show() -> None:
     ("options", "error"),
     [
         (DemoOptions(prefill_tp=4, decode_tp=6), InvalidTopology),
-        (DemoOptions(prefill_tp=4, decode_tp=8, kv_heads=8), UnsupportedTopology),
         (DemoOptions(prefill_tp=4, decode_tp=4, kv_heads=6), InvalidTopology),
         (DemoOptions(prefill_instances=2, decode_instances=2, requests=3), InvalidArgument),
         (DemoOptions(prefill_tp=64, decode_tp=64), InvalidArgument),

@@ -670,6 +670,7 @@ class World:
             consumer = self.d_workers[rank]
             reading = any(
                 op.local is consumer
+                and op.remote is worker
                 and op.peer is worker.daemon
                 and op.direction == "read"
                 and set(op.remote_blocks()) & set(held.blocks)

@@ -29,6 +29,7 @@ from moriiod.core import topology
 from moriiod.core.geometry import CacheLayout, KvGroup, KvLayer
 from moriiod.core.machine import Machine
 from moriiod.core.messages import Identity, PeerBody
+from moriiod.core.plan import TransferPlan
 from moriiod.core.settings import CoreSettings
 from moriiod.errors import EngineOpFailed, MoriiodError, TransferAborted
 
@@ -241,7 +242,7 @@ class Op:
     daemon: Daemon
     op: int
     direction: str
-    plan: ef.TransferPlan
+    plan: TransferPlan
     local: Worker
     remote: Worker
     #: The peer daemon that described the remote memory.
@@ -364,6 +365,8 @@ class Daemon:
                 self.problems.append(effect.kind)
             case ef.DrainEnded():
                 self.drained = effect.clean
+            case _:
+                pass
 
 
 class World:

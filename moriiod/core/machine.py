@@ -10,7 +10,7 @@ from typing import assert_never
 
 from moriiod.core import events as ev
 from moriiod.core import messages as msg
-from moriiod.core.clients import Clients, Memory
+from moriiod.core.clients import Clients
 from moriiod.core.context import Context
 from moriiod.core.effects import DrainEnded, Effect, SendToPeer
 from moriiod.core.geometry import RemoteLayout
@@ -264,16 +264,10 @@ class Machine:
 
     def _describe(self, peer: Peer, generation: Generation) -> None:
         client = self.clients.get(generation)
-        layout = None
-        if (
-            client is not None
-            and client.layout is not None
-            and client.memory is Memory.REGISTERED
-            and not client.is_gone
-            and not peer.fence_requested
-        ):
-            layout = RemoteLayout(client.layout, self.engine, client.descriptors)
-        self.peers.send(peer.epoch, msg.LayoutReply(generation, layout))
+        remote = None
+        if client is not None and client.usable_layout is not None and not peer.fence_requested:
+            remote = RemoteLayout(client.usable_layout, self.engine, client.descriptors)
+        self.peers.send(peer.epoch, msg.LayoutReply(generation, remote))
 
     def _generations(self) -> tuple[Generation, ...]:
         return tuple(client.generation for client in self.clients.registered())

@@ -20,7 +20,7 @@ from moriiod.core.machine import Machine
 from moriiod.core.messages import Identity, PeerBody
 from moriiod.core.settings import CoreSettings
 from moriiod.errors import MoriiodError
-from tests.support.sim import BASE_PORT, SETTINGS, make_groups
+from tests.support.sim import BASE_PORT, SETTINGS, make_groups, pack
 
 HOST = "127.0.0.1"
 
@@ -314,6 +314,22 @@ class FarPeer:
         """Answer a LayoutRequest; the engine opens the session that is asked for then."""
         self.say(msg.LayoutReply(generation or self.generation, self.remote_layout))
         return self.lone.open_sessions()
+
+    # --- Reading what the machine published -----------------------------------------------------
+
+    def claim(self, transfer_id: str, *blocks: int, reads: bool = True) -> msg.ClaimGranted:
+        """Claim a lease that is open; return the grant."""
+        packed = (pack(*blocks),) if reads else ()
+        self.say(msg.Claim(transfer_id, new_id(), reads, packed))
+        return self.got(msg.ClaimGranted)
+
+    def ack(self, granted: msg.ClaimGranted, *, ok: bool = True) -> tuple[ef.Effect, ...]:
+        """Say that we are done with a lease."""
+        me = self.identity
+        ack = msg.Ack(
+            granted.transfer_id, granted.pull_id, granted.lease_id, me.tp_rank, me.tp_size, ok
+        )
+        return self.say(ack)
 
     # --- Listening ------------------------------------------------------------------------------
 

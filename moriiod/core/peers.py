@@ -218,13 +218,8 @@ class Peers:
         peer.is_void, peer.is_up = True, False
         peer.is_fenced = peer.is_fenced or is_fenced
         self.mark_void(peer.epoch)
-        self.outbox.drop_peer(peer.epoch)
-        self._peers.pop(peer.epoch, None)
-        if self._by_rank.get(_rank_key(peer.identity)) is peer:
-            del self._by_rank[_rank_key(peer.identity)]
-        self._ctx.timers.cancel(("peer", peer.epoch))
         self._tell_lost(peer, error)
-        self._on_void(peer)
+        self._drop(peer)
 
     def mark_void(self, epoch: Epoch) -> None:
         """Refuse whatever this epoch says from now on, also if it was never heard of."""
@@ -233,6 +228,7 @@ class Peers:
             self._void.popitem(last=False)
 
     def _drop(self, peer: Peer) -> None:
+        """Know nothing of it any more; a dropped peer may already have a successor."""
         self._ctx.timers.cancel(("peer", peer.epoch))
         self.outbox.drop_peer(peer.epoch)
         self._peers.pop(peer.epoch, None)

@@ -241,6 +241,18 @@ def test_peer_of_another_user_is_a_typed_error_that_names_both(
         assert caught.value.fields == {"theirs": 4321, "ours": 1234}
 
 
+def test_socket_of_another_user_than_described_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the kernel's word counts: a descriptor can claim to be of our user."""
+    with connected(HOSTS["shm"], tmp_path, [4096], [4096]) as pair:
+        monkeypatch.setattr(pair.engine, "_uid", 4321)
+        with pytest.raises(SharedMemoryUnavailable) as caught:
+            reopened(pair, uid=4321)
+        found = os.geteuid()
+        assert caught.value.fields == {"theirs": found, "described": 4321, "ours": 4321}
+
+
 def test_peer_whose_socket_is_out_of_reach_is_a_typed_error(tmp_path: Path) -> None:
     with connected(HOSTS["shm"], tmp_path, [4096], [4096]) as pair:
         with pytest.raises(SharedMemoryUnavailable) as caught:

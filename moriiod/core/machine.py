@@ -300,6 +300,8 @@ class Machine:
     # --- Drain --------------------------------------------------------------------------------
 
     def _start_drain(self, timeout_s: float) -> None:
+        if self._drain_reported:
+            return
         if self.ctx.is_draining:
             timeout_s = 0.0  # asked again: do not wait for anybody
         self.ctx.is_draining = True
@@ -312,12 +314,7 @@ class Machine:
         self.reserves.fail_all(error)
         self.leases.revoke_all(error)
         when = self.ctx.now + self.ctx.settings.drain_grace_s
-        self.ctx.timers.set(("drain",), when, self._give_up_drain)
-
-    def _give_up_drain(self) -> None:
-        if not self._drain_reported:
-            self._drain_reported = True
-            self.ctx.emit(DrainEnded(clean=False))
+        self.ctx.timers.set(("drain",), when, self._end_drain)
 
     @property
     def is_quiet(self) -> bool:
@@ -325,11 +322,15 @@ class Machine:
         return not (self.admission.active or len(self.orphans) or len(self.ops))
 
     def _check_drained(self) -> None:
-        if not self.ctx.is_draining or self._drain_reported or not self.is_quiet:
-            return
-        if self.peers.outbox.count() and ("drain",) in self.ctx.timers:
-            return  # somebody has not confirmed the end of a transfer yet
+        is_waiting = self.ctx.is_draining and not self._drain_reported
+        # Somebody may not have confirmed the end of a transfer yet.
+        if is_waiting and self.is_quiet and not self.peers.outbox.count():
+            self._end_drain()
+
+    def _end_drain(self) -> None:
         self._drain_reported = True
-        for peer in self.peers:
-            self.peers.send(peer.epoch, msg.Goodbye())
-        self.ctx.emit(DrainEnded(clean=True))
+        self.ctx.timers.cancel(("drain",))
+        if not len(self.ops):  # else it would not be true
+            for peer in self.peers:
+                self.peers.send(peer.epoch, msg.Goodbye())
+        self.ctx.emit(DrainEnded(self.is_quiet))

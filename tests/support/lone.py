@@ -331,6 +331,47 @@ class FarPeer:
         )
         return self.say(ack)
 
+    # --- Publishing what the machine pulls --------------------------------------------------------
+
+    def grant(self, ttl_s: float = 20.0) -> tuple[ef.Effect, ...]:
+        """Grant the newest claim that was made to us."""
+        claim = self.last(msg.Claim)
+        return self.say(
+            msg.ClaimGranted(claim.transfer_id, claim.pull_id, new_id(), self.generation, ttl_s)
+        )
+
+    def confirm(self, *, valid: bool = True) -> tuple[ef.Effect, ...]:
+        """Confirm the newest Ack that was sent to us."""
+        ack = self.last(msg.Ack)
+        return self.say(msg.AckConfirmed(ack.transfer_id, ack.pull_id, valid))
+
+    # --- Taking what the machine pushes -----------------------------------------------------------
+
+    def reserve(self, transfer_id: str, *blocks: int, writes: bool = True) -> msg.Grant:
+        """Grant blocks of ours to a push; return the grant."""
+        packed = (pack(*blocks),) if writes else ()
+        grant = msg.Grant(transfer_id, new_id(), self.generation, writes, packed, ())
+        self.say(grant)
+        return grant
+
+    # --- Pushing what the machine reserved --------------------------------------------------------
+
+    def accept(self) -> tuple[ef.Effect, ...]:
+        """Accept the newest grant that was made to us."""
+        grant = self.last(msg.Grant)
+        return self.say(msg.GrantAccepted(grant.transfer_id, grant.grant_id))
+
+    def write_done(self, n_layers: int = 2, n_bytes: int = 32) -> tuple[ef.Effect, ...]:
+        """Say that everything is in the blocks of the newest grant."""
+        grant = self.last(msg.Grant)
+        return self.say(msg.WriteDone(grant.transfer_id, grant.grant_id, n_layers, n_bytes))
+
+    def write_failed(self, code: str = "ABORTED") -> tuple[ef.Effect, ...]:
+        """Say that nothing of ours writes to the blocks of the newest grant any more."""
+        grant = self.last(msg.Grant)
+        error = msg.WireError(code, "gave up", False, {})
+        return self.say(msg.WriteFailed(grant.transfer_id, grant.grant_id, error))
+
     # --- Listening ------------------------------------------------------------------------------
 
     def heard(self, kind: type[_BodyT]) -> list[_BodyT]:
@@ -342,6 +383,16 @@ class FarPeer:
             and effect.route == self.route
             and isinstance(effect.body, kind)
         ]
+
+    def last(self, kind: type[_BodyT]) -> _BodyT:
+        """The newest message of one kind that was ever sent to us."""
+        return next(
+            effect.body
+            for effect in reversed(self.lone.log)
+            if isinstance(effect, ef.SendToPeer)
+            and effect.to == self.epoch
+            and isinstance(effect.body, kind)
+        )
 
     def got(self, kind: type[_BodyT]) -> _BodyT:
         """The one message of one kind that was sent to us last."""

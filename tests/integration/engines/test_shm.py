@@ -163,6 +163,17 @@ def test_hole_punched_by_the_worker_reads_as_zeros(tmp_path: Path) -> None:
         assert not pair.local[0].bytes.any()
 
 
+def test_memory_of_huge_pages_is_refused_because_a_hole_in_it_is_a_signal() -> None:
+    """After PUNCH_HOLE the next access needs a free huge page; without one it is a SIGBUS."""
+    engine = ShmEngine(FakeExporter(), new_id())
+    fd = os.memfd_create("t", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC | os.MFD_HUGETLB)
+    os.ftruncate(fd, 2 << 20)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    with pytest.raises(RegistrationFailed, match="huge pages"):
+        engine.register(new_id(), [RegionHandle("memfd", fd, 4096)])
+    os.close(fd)
+
+
 def test_memory_outlives_the_fd_and_the_mapping_of_the_worker(tmp_path: Path) -> None:
     gone = WorkerMemory(8192).fill(9)
     kept = gone.bytes.copy()

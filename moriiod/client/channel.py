@@ -6,7 +6,6 @@ import errno
 import os
 import select
 import socket
-import struct
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Final
@@ -16,6 +15,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from moriiod.errors import DaemonLost, InvalidAddress
 from moriiod.wire.fdsocket import FdMessage, decode_packet, receive_packet, send_packet
+from moriiod.wire.peercred import open_pidfd, read_credentials
 
 #: Longest path the kernel takes for a Unix socket, in bytes.
 MAX_PATH_BYTES: Final = 107
@@ -25,7 +25,6 @@ SEND_QUEUE: Final = 32768
 MAX_MESSAGE_BYTES: Final = 64 << 20
 
 _SCHEME: Final = "ipc://"
-_CREDENTIALS: Final = struct.Struct("3i")
 
 
 def check_socket_path(socket_path: str) -> str:
@@ -202,15 +201,13 @@ def _connect(path: str) -> socket.socket:
 def _watch_peer(unix: socket.socket) -> int | None:
     """Open a pidfd of the process that listens on the other side.
 
-    None if it is this process itself, or in a pid namespace that is not visible from here; then
-    the end of the connection is all there is to see.
+    None if it is this process itself, or (before Linux 6.5) in a pid namespace that is not visible
+    from here; then the end of the connection is all there is to see.
     """
-    raw = unix.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, _, _ = _CREDENTIALS.unpack(raw)
-    if pid in (0, os.getpid()):
+    if read_credentials(unix).pid == os.getpid():
         return None
     try:
-        return os.pidfd_open(pid)
+        return open_pidfd(unix)
     except OSError:
         # It ended since we connected; the end of the connection tells the same.
         return None

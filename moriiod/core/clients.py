@@ -83,15 +83,25 @@ class Client:
     sent_sequence: int = 0
 
     @property
+    def usable_layout(self) -> CacheLayout | None:
+        """The layout new transfers are planned with and peers are told of, None if there is none.
+
+        Memory whose last reference was dropped stays registered as long as old transfers touch it.
+        """
+        is_usable = self.memory is Memory.REGISTERED and self.references and not self.is_gone
+        return self.layout if is_usable else None
+
+    @property
     def registered_layout(self) -> CacheLayout:
-        """The layout transfers are planned with.
+        """The same, of a client that must have one.
 
         Raises:
             NotRegistered: Nothing is registered.
         """
-        if self.memory is not Memory.REGISTERED or self.layout is None or self.is_gone:
+        layout = self.usable_layout
+        if layout is None:
             raise NotRegistered("no KV cache is registered", generation=self.generation)
-        return self.layout
+        return layout
 
 
 class Clients:
@@ -130,7 +140,7 @@ class Clients:
 
     def registered(self) -> list[Client]:
         """Clients whose memory peers may be told of."""
-        return [c for c in self if c.memory is Memory.REGISTERED and not c.is_gone]
+        return [client for client in self if client.usable_layout is not None]
 
     # --- Life of a worker ---------------------------------------------------------------------
 
@@ -185,8 +195,15 @@ class Clients:
 
     # --- Memory -------------------------------------------------------------------------------
 
-    def register(self, client: Client, sequence: int, request: RegisterCaches) -> None:
+    def register(
+        self, client: Client, reply_to: tuple[ClientRoute, int], request: RegisterCaches
+    ) -> None:
         """Check the description and hand the memory to the engine; answered when it has it.
+
+        Args:
+            client: Whose memory it is.
+            reply_to: Route and sequence of the request.
+            request: What lies in the memory.
 
         Raises:
             InvalidGeometry: Description and memory disagree.
@@ -198,7 +215,7 @@ class Clients:
                 raise TransferConflict("another layout is registered; unregister it first")
             if client.memory is Memory.REGISTERED:
                 client.references += 1
-                self.reply(client, sequence, Done())
+                self._ctx.emit(ReplyToClient(*reply_to, Done()))
                 return
             raise Busy("this layout is being registered", limit="registrations", retry_after_s=0.1)
         if client.memory is Memory.RELEASING:
@@ -214,8 +231,7 @@ class Clients:
         check_layout(layout)
         client.layout = layout
         client.memory = Memory.REGISTERING
-        if client.route is not None:
-            client.waiting_reply = (client.route, sequence)
+        client.waiting_reply = reply_to
         self._ctx.emit(RegisterMemory(layout))
 
     def memory_registered(self, generation: Generation, descriptors: tuple[bytes, ...]) -> None:
@@ -244,10 +260,11 @@ class Clients:
         Raises:
             NotRegistered: There is none.
         """
-        if client.registered_layout and client.references > 1:
-            client.references -= 1
+        if client.usable_layout is None:
+            raise NotRegistered("no KV cache is registered", generation=client.generation)
+        client.references -= 1
+        if client.references:
             return
-        client.references = 0
         for pin in list(client.pins):
             pin.worker_lost()
         self._release_if_unused(client)
@@ -287,12 +304,7 @@ class Clients:
         if waiting is not None and not client.is_gone:
             self._ctx.emit(ReplyToClient(*waiting, body))
 
-    # --- Replies and events -------------------------------------------------------------------
-
-    def reply(self, client: Client, sequence: int, body: Reply) -> None:
-        """Answer a request of an attached client."""
-        if client.route is not None and not client.is_gone:
-            self._ctx.emit(ReplyToClient(client.route, sequence, body))
+    # --- Events -------------------------------------------------------------------------------
 
     def check_room(self, client: Client) -> None:
         """Refuse a new transfer whose end the client might never take in.
@@ -318,8 +330,9 @@ class Clients:
         self._send_events(client)
 
     def confirm_events(self, client: Client, sequence: int) -> None:
-        """The client has every event up to ``sequence``."""
-        while client.unconfirmed and client.unconfirmed[0][0] <= sequence:
+        """The client has every event up to ``sequence``; what was never sent it cannot have."""
+        taken = min(sequence, client.sent_sequence)
+        while client.unconfirmed and client.unconfirmed[0][0] <= taken:
             client.unconfirmed.popleft()
         self._send_events(client)
 

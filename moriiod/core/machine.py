@@ -10,7 +10,7 @@ from typing import assert_never
 
 from moriiod.core import events as ev
 from moriiod.core import messages as msg
-from moriiod.core.clients import Clients, Memory
+from moriiod.core.clients import Clients
 from moriiod.core.context import Context
 from moriiod.core.effects import DrainEnded, Effect, SendToPeer
 from moriiod.core.geometry import RemoteLayout
@@ -264,16 +264,10 @@ class Machine:
 
     def _describe(self, peer: Peer, generation: Generation) -> None:
         client = self.clients.get(generation)
-        layout = None
-        if (
-            client is not None
-            and client.layout is not None
-            and client.memory is Memory.REGISTERED
-            and not client.is_gone
-            and not peer.fence_requested
-        ):
-            layout = RemoteLayout(client.layout, self.engine, client.descriptors)
-        self.peers.send(peer.epoch, msg.LayoutReply(generation, layout))
+        remote = None
+        if client is not None and client.usable_layout is not None and not peer.fence_requested:
+            remote = RemoteLayout(client.usable_layout, self.engine, client.descriptors)
+        self.peers.send(peer.epoch, msg.LayoutReply(generation, remote))
 
     def _generations(self) -> tuple[Generation, ...]:
         return tuple(client.generation for client in self.clients.registered())
@@ -306,6 +300,8 @@ class Machine:
     # --- Drain --------------------------------------------------------------------------------
 
     def _start_drain(self, timeout_s: float) -> None:
+        if self._drain_reported:
+            return
         if self.ctx.is_draining:
             timeout_s = 0.0  # asked again: do not wait for anybody
         self.ctx.is_draining = True
@@ -318,12 +314,7 @@ class Machine:
         self.reserves.fail_all(error)
         self.leases.revoke_all(error)
         when = self.ctx.now + self.ctx.settings.drain_grace_s
-        self.ctx.timers.set(("drain",), when, self._give_up_drain)
-
-    def _give_up_drain(self) -> None:
-        if not self._drain_reported:
-            self._drain_reported = True
-            self.ctx.emit(DrainEnded(clean=False))
+        self.ctx.timers.set(("drain",), when, self._end_drain)
 
     @property
     def is_quiet(self) -> bool:
@@ -331,11 +322,15 @@ class Machine:
         return not (self.admission.active or len(self.orphans) or len(self.ops))
 
     def _check_drained(self) -> None:
-        if not self.ctx.is_draining or self._drain_reported or not self.is_quiet:
-            return
-        if self.peers.outbox.count() and ("drain",) in self.ctx.timers:
-            return  # somebody has not confirmed the end of a transfer yet
+        is_waiting = self.ctx.is_draining and not self._drain_reported
+        # Somebody may not have confirmed the end of a transfer yet.
+        if is_waiting and self.is_quiet and not self.peers.outbox.count():
+            self._end_drain()
+
+    def _end_drain(self) -> None:
         self._drain_reported = True
-        for peer in self.peers:
-            self.peers.send(peer.epoch, msg.Goodbye())
-        self.ctx.emit(DrainEnded(clean=True))
+        self.ctx.timers.cancel(("drain",))
+        if not len(self.ops):  # else it would not be true
+            for peer in self.peers:
+                self.peers.send(peer.epoch, msg.Goodbye())
+        self.ctx.emit(DrainEnded(self.is_quiet))

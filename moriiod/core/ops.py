@@ -1,7 +1,7 @@
 """Engine operations: who owns each, and how many may be in flight at once.
 
 Operations over the limit wait in order. One that the engine had no room for is posted again after
-a pause, and counts as in flight meanwhile, so that it is never posted twice.
+a pause, and counts as in flight meanwhile, so that it is never posted twice (case T1).
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from moriiod.core.effects import CancelOp, PostOp
 from moriiod.core.ids import Epoch, OpId, SessionId
 from moriiod.core.plan import TransferPlan
 from moriiod.errors import MoriiodError, TransferAborted
+
+#: Pauses double so often, so that an engine that stays full costs little.
+_MOST_DOUBLINGS = 5
 
 
 class OpOwner(Protocol):
@@ -58,6 +61,7 @@ class _Op:
     plan: TransferPlan
     state: _State = _State.WAITING
     is_cancelled: bool = False
+    refusals: int = 0
 
 
 class Ops:
@@ -102,11 +106,14 @@ class Ops:
         op.is_cancelled = True
         if op.state is _State.POSTED:
             self._ctx.emit(CancelOp(op_id))
-        elif op.state is _State.RETRYING:
+        else:
             self._ctx.timers.cancel(("op", op_id))
             self._end(op, 0, TransferAborted("cancelled before it was posted"))
-        else:
-            self._end(op, 0, TransferAborted("cancelled before it was posted"))
+
+    def has_no_room(self, op_id: OpId) -> bool:
+        """Whether the engine refused an operation when it was last posted."""
+        op = self._ops.get(op_id)
+        return op is not None and op.state is _State.RETRYING
 
     def ended(self, op_id: OpId, n_bytes: int, error: MoriiodError | None) -> None:
         """The engine says that an operation is over."""
@@ -126,8 +133,9 @@ class Ops:
             self._end(op, 0, TransferAborted("cancelled before it was posted"))
             return
         op.state = _State.RETRYING
-        when = self._ctx.now + self._ctx.settings.op_retry_s
-        self._ctx.timers.set(("op", op_id), when, lambda: self._emit_post(op))
+        pause_s = self._ctx.settings.op_retry_s * 2 ** min(op.refusals, _MOST_DOUBLINGS)
+        op.refusals += 1
+        self._ctx.timers.set(("op", op_id), self._ctx.now + pause_s, lambda: self._emit_post(op))
 
     def _pump(self) -> None:
         settings = self._ctx.settings

@@ -57,10 +57,6 @@ class Outbox:
         pending = self._pending.get(peer, {}).get(key)
         return None if pending is None else pending.first_sent
 
-    def is_waiting(self, peer: Epoch, key: Key) -> bool:
-        """Whether a message waits for its answer."""
-        return key in self._pending.get(peer, {})
-
     def is_any_waiting(self, peer: Epoch, kinds: Collection[str]) -> bool:
         """Whether a message of one of these kinds waits for its answer."""
         return any(kind in kinds for kind, _ in self._pending.get(peer, {}))

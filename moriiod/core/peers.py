@@ -22,7 +22,7 @@ from moriiod.errors import MoriiodError, PeerLost, PeerRestarted
 
 #: First part of the outbox keys of messages that end a claim or grant of a peer.
 REVOCATIONS = frozenset({"revoke", "revoke_grant"})
-#: A lost peer that owes us the end of a claim or grant is remembered so many times longer.
+#: Who has something to settle with a lost peer waits for it so many times longer.
 _PATIENCE = 10
 
 
@@ -184,18 +184,28 @@ class Peers:
                     silent_s=round(silence, 3),
                 ),
             )
-        elif silence >= settings.peer_forget_s:
-            for user in list(peer.users):
-                user.peer_forgotten()
-            if not peer.users and self._owes_revocation(peer):
-                if silence >= _PATIENCE * settings.peer_forget_s:
-                    self.void(peer, PeerLost("the peer never confirmed that it has stopped"))
-                    return
-            elif not peer.users:
-                self._drop(peer)
-                return
+        elif silence >= settings.peer_forget_s and self._forgets(peer, silence):
+            return
         when = self._ctx.now + settings.link_timeout_s
         self._ctx.timers.set(("peer", peer.epoch), when, lambda: self._check_silence(peer))
+
+    def _forgets(self, peer: Peer, silence: float) -> bool:
+        """Let go of a peer that has been silent for long, unless something waits for it.
+
+        What only it would want to know (our Acks), and what only it can confirm, is kept for much
+        longer: a peer that comes back without having heard it keeps blocks for us.
+        """
+        is_patient = silence < _PATIENCE * self._ctx.settings.peer_forget_s
+        if not is_patient:
+            for user in list(peer.users):
+                user.peer_forgotten()
+        if peer.users or (is_patient and self._owes_revocation(peer)):
+            return False
+        if self._owes_revocation(peer):
+            self.void(peer, PeerLost("the peer never confirmed that it has stopped"))
+        else:
+            self._drop(peer)
+        return True
 
     def void(self, peer: Peer, error: MoriiodError, *, is_fenced: bool = False) -> None:
         """The peer's epoch is over: tell its users, forget what waits for it, fence what is left.
@@ -208,13 +218,8 @@ class Peers:
         peer.is_void, peer.is_up = True, False
         peer.is_fenced = peer.is_fenced or is_fenced
         self.mark_void(peer.epoch)
-        self.outbox.drop_peer(peer.epoch)
-        self._peers.pop(peer.epoch, None)
-        if self._by_rank.get(_rank_key(peer.identity)) is peer:
-            del self._by_rank[_rank_key(peer.identity)]
-        self._ctx.timers.cancel(("peer", peer.epoch))
         self._tell_lost(peer, error)
-        self._on_void(peer)
+        self._drop(peer)
 
     def mark_void(self, epoch: Epoch) -> None:
         """Refuse whatever this epoch says from now on, also if it was never heard of."""
@@ -223,6 +228,7 @@ class Peers:
             self._void.popitem(last=False)
 
     def _drop(self, peer: Peer) -> None:
+        """Know nothing of it any more; a dropped peer may already have a successor."""
         self._ctx.timers.cancel(("peer", peer.epoch))
         self.outbox.drop_peer(peer.epoch)
         self._peers.pop(peer.epoch, None)

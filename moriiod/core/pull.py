@@ -28,6 +28,7 @@ from moriiod.core.requests import Reject
 from moriiod.core.sessions import PeerSession
 from moriiod.core.transfers import Ending, Transfer
 from moriiod.errors import (
+    EngineQueueFull,
     LeaseExpired,
     MoriiodError,
     PeerRestarted,
@@ -375,6 +376,9 @@ class Pull(Transfer):
 
     def time_out(self, error: MoriiodError) -> None:
         """The pull took too long."""
+        ops = [leg.op for leg in self.legs if leg.op is not None]
+        if any(self.table.ops.has_no_room(op) for op in ops):
+            error = EngineQueueFull("the engine had no room for the read until its time was over")
         self.fail(error)
 
     def abort(self) -> None:

@@ -27,6 +27,7 @@ from moriiod.core.requests import Push as PushRequest
 from moriiod.core.sessions import PeerSession
 from moriiod.core.transfers import Ending, Transfer
 from moriiod.errors import (
+    EngineQueueFull,
     InvalidArgument,
     InvalidTopology,
     MoriiodError,
@@ -361,6 +362,13 @@ class Push(Transfer):
         for target in self.targets.values():
             target.close(error)
         self.later_advance()
+
+    def time_out(self, error: MoriiodError) -> None:
+        """The push took too long."""
+        ops = [op for target in self.targets.values() for op in target.ops]
+        if any(self.table.ops.has_no_room(op) for op in ops):
+            error = EngineQueueFull("the engine had no room for a write until its time was over")
+        self.fail(error)
 
     def worker_lost(self) -> None:
         """Our own worker is gone."""

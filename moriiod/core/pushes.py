@@ -98,7 +98,7 @@ class Pushes:
         timeout_s = request.timeout_s or self.ctx.settings.write_timeout_s
         error = TransferTimedOut("the push did not end in time", timeout_s=timeout_s)
         self.ctx.timers.set(
-            ("push", push.transfer_id), self.ctx.now + timeout_s, partial(push.fail, error)
+            ("push", push.transfer_id), self.ctx.now + timeout_s, partial(push.time_out, error)
         )
         for peer, grant in self._early.take(push.transfer_id):
             self._take_grant(push, peer, grant)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from moriiod.core import requests as req
 from moriiod.core.clients import Client
 from moriiod.core.effects import ReplyToClient
 from moriiod.core.events import RequestReceived
 from moriiod.core.faults import refused
-from moriiod.core.ids import ClientRoute
-from moriiod.errors import Draining, MoriiodError, UnexpectedMessage
+from moriiod.core.ids import ClientRoute, Role, TransferId
+from moriiod.errors import Draining, InvariantViolation, MoriiodError, UnexpectedMessage
 
 if TYPE_CHECKING:
     from moriiod.core.machine import Machine
+
+
+class _Table(Protocol):
+    """All transfers of one role."""
+
+    def abort(self, client: Client, transfer_id: TransferId) -> None:
+        """The worker gives a transfer up."""
+        ...
 
 
 class Service:
@@ -29,6 +37,8 @@ class Service:
         """Serve one request; a refusal is a reply like any other."""
         try:
             reply = self._reply(event)
+        except InvariantViolation:
+            raise  # a bug of ours is nobody's refusal
         except MoriiodError as error:
             reply = refused(error)
         if reply is not None:
@@ -49,7 +59,7 @@ class Service:
         client = self._clients.of_route(event.route)
         self._clients.heard(client)
         if isinstance(event.body, req.RegisterCaches):
-            self._clients.register(client, event.sequence, event.body)
+            self._clients.register(client, (event.route, event.sequence), event.body)
             return None  # answered once the engine has the memory
         self._serve(client, event.body)
         return req.Done()
@@ -57,8 +67,11 @@ class Service:
     def _attach(self, route: ClientRoute, body: req.Attach) -> req.Attached:
         if self._ctx.is_draining:
             raise Draining("the daemon is stopping")
+        known = self._clients.get(body.generation)
+        is_repeat = known is not None and known.route is not None
         client = self._clients.attach(route, body)
-        self._machine.orphans.adopt(client, body)
+        if not is_repeat:
+            self._machine.orphans.adopt(client, body)
         ours = self._ctx.identity
         return req.Attached(
             ours.instance,
@@ -106,12 +119,10 @@ class Service:
 
     def _abort(self, client: Client, body: req.Abort) -> None:
         machine = self._machine
-        match body.role:
-            case "publish":
-                machine.leases.abort(client, body.transfer_id)
-            case "pull":
-                machine.pulls.abort(client, body.transfer_id)
-            case "push":
-                machine.pushes.abort(client, body.transfer_id)
-            case "reserve":
-                machine.reserves.abort(client, body.transfer_id)
+        tables: dict[Role, _Table] = {
+            "publish": machine.leases,
+            "pull": machine.pulls,
+            "push": machine.pushes,
+            "reserve": machine.reserves,
+        }
+        tables[body.role].abort(client, body.transfer_id)

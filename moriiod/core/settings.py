@@ -21,7 +21,7 @@ class CoreSettings:
         link_idle_s: A dialled link that no transfer used for so long is closed.
         resend_first_s: First repeat of a message that must arrive; doubles each time.
         resend_max_s: Longest pause between two repeats.
-        op_retry_s: Pause before an operation the engine had no room for is posted again.
+        op_retry_s: First pause before an operation the engine had no room for is posted again.
         drain_grace_s: After the drain limit, time for aborted transfers to come to rest.
         max_clients: Attached workers.
         max_peers: Known peer epochs, and dialled endpoints.

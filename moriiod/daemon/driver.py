@@ -235,7 +235,7 @@ class Driver:
     def _on_timer(self, deadline: float) -> None:
         self._timer = self._timer_at = None
         wiring = self._wiring
-        if wiring is None or self._is_stopped or self._bug is not None:
+        if wiring is None or self._is_retired or self._is_stopped or self._bug is not None:
             return
         # A timer has a resolution and may fire a little early; told its own time, it cannot spin.
         self._is_running = True

@@ -144,7 +144,7 @@ class TransferEngine(Protocol):
         ...
 
     def readmit(self, peer: Epoch) -> None:
-        """Undo ``fence`` while it is not confirmed: the peer is back under its old epoch.
+        """Undo ``fence``, confirmed or not: the peer is back under its old epoch.
 
         ``watch_fd`` of that fence is not watched any more. A later fence must still know what the
         peer reached before. Unknown epochs are ignored.

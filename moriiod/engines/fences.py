@@ -57,11 +57,14 @@ class PeerFences:
         )
 
     def readmit(self, peer: Epoch) -> None:
-        """Undo a fence that is not confirmed; unknown peers are ignored."""
+        """Undo a fence, confirmed or not; unknown peers are ignored.
+
+        A peer that never fetched anything is fenced at once, and may live and come back.
+        """
         pending = self._pending.pop(peer, None)
         if pending is not None:
             self._unwatch(pending)
-            self._submit(peer, self._engine.readmit)
+        self._submit(peer, self._engine.readmit)
 
     def close(self) -> None:
         """Wait for no proof any more."""

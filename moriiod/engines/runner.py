@@ -37,7 +37,7 @@ from moriiod.engines.base import (
 )
 from moriiod.engines.fences import PeerFences
 from moriiod.engines.threads import Cancel, DataThread, OpResult, Post, SetupThreads
-from moriiod.errors import MoriiodError, RegistrationFailed, SessionFailed
+from moriiod.errors import MoriiodError, RegistrationFailed, SessionFailed, TransferAborted
 from moriiod.zmqio.hooks import ShellHooks
 
 #: Most operations in flight; more are refused, and posted again later.
@@ -103,6 +103,7 @@ class EngineRunner:
         #: Operations in flight; True once they are cancelled.
         self._ops: dict[OpId, bool] = {}
         self._waiter: tuple[Callable[[], bool], asyncio.Future[bool]] | None = None
+        self._is_closing = False
 
     def open(self) -> None:
         """Start the threads; results are delivered on the running loop.
@@ -110,6 +111,7 @@ class EngineRunner:
         Until ``close``, the whole process switches threads more often than Python's default.
         """
         self._loop = asyncio.get_running_loop()
+        self._is_closing = False
         self._switch_interval_s = sys.getswitchinterval()
         sys.setswitchinterval(min(SWITCH_INTERVAL_S, self._switch_interval_s))
         threads = self._engine.capabilities.setup_threads
@@ -299,6 +301,9 @@ class EngineRunner:
         item = self._sessions.get(session)
         if item is None or item.phase is not _Phase.OPEN or item.handle is None:
             self._hooks.emit(OpEnded(op, 0, SessionFailed("the session is not open")))
+        elif self._is_closing:
+            # Those in flight are being cancelled; whoever waited for them is not to take over.
+            self._hooks.emit(OpEnded(op, 0, TransferAborted("the engine is being closed")))
         elif len(self._ops) >= self._max_ops:
             self._hooks.emit(OpRefused(op))
         else:
@@ -324,7 +329,7 @@ class EngineRunner:
         self._fences.fence(peer)
 
     def readmit(self, peer: Epoch) -> None:
-        """Undo a fence that is not confirmed; unknown peers are ignored."""
+        """Undo a fence, confirmed or not; unknown peers are ignored."""
         self._fences.readmit(peer)
 
     # --- End ----------------------------------------------------------------------------------
@@ -339,6 +344,7 @@ class EngineRunner:
             and its threads go on until the process exits.
         """
         deadline = self._loop.time() + timeout_s
+        self._is_closing = True
         self._fences.close()
         for op in list(self._ops):
             self.cancel(op)

@@ -170,7 +170,7 @@ class ShmEngine:
             )
         for region in regions:
             check_reachable(region, self._boot_id, self._uid)
-        return ShmSession(registered.regions, map_regions(regions, self._epoch))
+        return ShmSession(registered.regions, map_regions(regions, self._epoch, self._uid))
 
     def close_session(self, session: Session) -> None:
         """See ``TransferEngine``."""

@@ -28,6 +28,7 @@ from moriiod.wire.fdsocket import (
     receive_packet,
     send_packet,
 )
+from moriiod.wire.peercred import read_credentials
 
 #: Longest wait for one step (connect, send, receive) with a peer's fd socket.
 FETCH_TIMEOUT_S: Final = 5.0
@@ -100,15 +101,17 @@ def check_reachable(region: ShmRegion, boot_id: str, uid: int) -> None:
         )
 
 
-def map_regions(regions: Sequence[ShmRegion], epoch: Epoch) -> tuple[MappedRegion, ...]:
+def map_regions(regions: Sequence[ShmRegion], epoch: Epoch, uid: int) -> tuple[MappedRegion, ...]:
     """Fetch and map a peer's regions; all of them or none.
 
     Args:
         regions: All exported by one daemon.
         epoch: Of the daemon that asks: ours.
+        uid: Effective user of this process.
 
     Raises:
-        SharedMemoryUnavailable: Its socket cannot be reached from here, or refuses us.
+        SharedMemoryUnavailable: Its socket cannot be reached from here, is another user's, or
+            refuses us.
         SessionFailed: It does not answer, or what it hands out is not what it described.
         RegistrationFailed: What it hands out is not sealed, too small, or cannot be mapped.
     """
@@ -120,6 +123,7 @@ def map_regions(regions: Sequence[ShmRegion], epoch: Epoch) -> tuple[MappedRegio
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
             sock.settimeout(FETCH_TIMEOUT_S)
             _connect(sock, address)
+            _check_listener(sock, regions, uid)
             for first in range(0, len(regions), MAX_FDS_PER_PACKET):
                 part = regions[first : first + MAX_FDS_PER_PACKET]
                 _fetch(sock, part, epoch, mapped)
@@ -139,6 +143,18 @@ def _connect(sock: socket.socket, address: str) -> None:
             address=address,
             errno=error.errno or 0,
         ) from error
+
+
+def _check_listener(sock: socket.socket, regions: Sequence[ShmRegion], uid: int) -> None:
+    """A descriptor may say whatever it likes about its user; the kernel knows who listens."""
+    found = read_credentials(sock).uid
+    if found != uid and any(region.uid != found for region in regions):
+        raise SharedMemoryUnavailable(
+            f"another user than the peer listens at its fd socket (uid {found})",
+            theirs=found,
+            described=regions[0].uid,
+            ours=uid,
+        )
 
 
 def _fetch(

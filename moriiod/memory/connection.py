@@ -7,32 +7,19 @@ full is cut off, so there is no list that could grow.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import socket
-import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from moriiod.core.ids import Generation
 from moriiod.wire.fdsocket import FdMessage, Packet, receive_packet, send_packet
+from moriiod.wire.peercred import open_pidfd, read_credentials
 
-#: Linux 6.5; the socket module of Python 3.11 does not name it.
-_SO_PEERPIDFD: Final = 77
-_UCRED: Final = struct.Struct("3i")
 #: Packets taken in one turn of the loop, so that one sender cannot keep it.
 _MAX_PACKETS_PER_TURN: Final = 16
 #: A worker sends one fd with an offer; nobody sends more.
 _MAX_FDS: Final = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """Who connected, as the kernel says."""
-
-    pid: int
-    uid: int
 
 
 class Connection:
@@ -56,10 +43,7 @@ class Connection:
         on_packet: Callable[[Connection, Packet], None],
         on_end: Callable[[Connection], None],
     ) -> None:
-        pid, uid, _gid = _UCRED.unpack(
-            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        )
-        self.credentials: Final = Credentials(pid, uid)
+        self.credentials: Final = read_credentials(sock)
         self.generation: Generation | None = None
         self._sock = sock
         self._loop = loop
@@ -81,13 +65,7 @@ class Connection:
         Raises:
             OSError: The process has ended, or there is no room for another fd.
         """
-        try:
-            return self._sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-        except OSError as error:
-            if error.errno != errno.ENOPROTOOPT:
-                raise
-        # Before Linux 6.5 nothing rules out that the pid has become another process's.
-        return os.pidfd_open(self.credentials.pid)
+        return open_pidfd(self._sock)
 
     def watch_process(self) -> None:
         """End the connection when the process ends, even if a child of it keeps the socket open.

@@ -7,12 +7,12 @@ whatever happens to the worker (safety rule S1).
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Literal
 
 from moriiod.core.ids import Generation
 from moriiod.errors import Busy, TooLarge
+from moriiod.memory.closer import FdCloser
 from moriiod.memory.limits import FdLimits
 from moriiod.wire.memfd import check_sealed_memfd
 
@@ -37,10 +37,10 @@ class _Generation:
     offered: dict[int, HeldRegion] = field(default_factory=dict)
     held: tuple[HeldRegion, ...] = ()
 
-    def close_offered(self) -> None:
-        for region in self.offered.values():
-            os.close(region.fd)
+    def take_offered(self) -> tuple[int, ...]:
+        fds = tuple(region.fd for region in self.offered.values())
         self.offered.clear()
+        return fds
 
 
 class HeldRegions:
@@ -49,13 +49,14 @@ class HeldRegions:
     def __init__(self, limits: FdLimits) -> None:
         self._limits = limits
         self._generations: dict[Generation, _Generation] = {}
+        self._closer = FdCloser()
 
     def __contains__(self, generation: Generation) -> bool:
         return generation in self._generations
 
     @property
     def n_fds(self) -> int:
-        """Number of file descriptors that are open."""
+        """Number of file descriptors that are kept open."""
         return sum(len(g.offered) + len(g.held) for g in self._generations.values())
 
     def add(self, generation: Generation) -> None:
@@ -89,7 +90,7 @@ class HeldRegions:
         replaced = entry.offered.get(region)
         entry.offered[region] = HeldRegion("memfd", fd, n_bytes)
         if replaced is not None:
-            os.close(replaced.fd)
+            self._closer.close_all((replaced.fd,))
 
     def hold(self, generation: Generation) -> tuple[HeldRegion, ...]:
         """Let the engine have the regions 0, 1, ... up to the first that was not offered.
@@ -104,17 +105,19 @@ class HeldRegions:
             while (region := entry.offered.pop(len(regions), None)) is not None:
                 regions.append(region)
             entry.held = tuple(regions)
-            entry.close_offered()
+            self._closer.close_all(entry.take_offered())
         return entry.held
 
     def release(self, generation: Generation, *, is_connected: bool) -> None:
-        """Close what was held; the engine has let go of it. Unknown generations are ignored."""
+        """Close what was held; the engine has let go of it. Unknown generations are ignored.
+
+        Pages of a large region that nobody else holds are given back a little later.
+        """
         entry = self._generations.get(generation)
         if entry is None:
             return
         held, entry.held = entry.held, ()
-        for region in held:
-            os.close(region.fd)
+        self._closer.close_all(region.fd for region in held)
         if not is_connected:
             self._drop(generation, entry)
 
@@ -123,7 +126,7 @@ class HeldRegions:
         entry = self._generations.get(generation)
         if entry is None:
             return
-        entry.close_offered()
+        self._closer.close_all(entry.take_offered())
         if not entry.held:
             del self._generations[generation]
 
@@ -131,7 +134,8 @@ class HeldRegions:
         """Close everything. The engine is closed."""
         for generation in list(self._generations):
             self.release(generation, is_connected=False)
+        self._closer.stop()
 
     def _drop(self, generation: Generation, entry: _Generation) -> None:
-        entry.close_offered()
+        self._closer.close_all(entry.take_offered())
         del self._generations[generation]

@@ -2,13 +2,15 @@
 
 A mapping of a file that its owner can shrink dies with SIGBUS at the next access, and takes the
 daemon with it. So a region is accepted only if the kernel itself says that it can never shrink
-(``F_SEAL_SHRINK``); everything else is refused before it is mapped.
+(``F_SEAL_SHRINK``); everything else is refused before it is mapped. So is memory of huge pages: no
+seal forbids to punch a hole, and a huge page that cannot be had again is a SIGBUS as well.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 from dataclasses import dataclass
 from typing import Final
@@ -29,7 +31,7 @@ class MemfdFacts:
     Attributes:
         inode: Unique among the memfds that exist on this host at one time.
         file_bytes: Size of the file; never shrinks.
-        page_bytes: Page size of its mappings (larger than usual for hugetlb memfds).
+        page_bytes: What the kernel likes to read at once; a multiple of the page size.
     """
 
     inode: int
@@ -73,18 +75,21 @@ def check_sealed_memfd(fd: int, n_bytes: int) -> MemfdFacts:
 
     Raises:
         InvalidArgument: The size is not positive or beyond 2^62.
-        RegistrationFailed: Not a memfd, not sealed against shrinking, smaller than ``n_bytes``,
-            or not writable; fields carry n_bytes and errno.
+        RegistrationFailed: Not a memfd, not sealed against shrinking, of huge pages, smaller than
+            ``n_bytes``, or not writable; fields carry n_bytes and errno.
     """
     _check_n_bytes(n_bytes)
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         facts = os.fstat(fd)
+        page_bytes = os.fstatvfs(fd).f_bsize
     except OSError as error:
         raise _refused("the file is not a memfd", n_bytes, error.errno or 0) from error
     if not seals & fcntl.F_SEAL_SHRINK:
         raise _refused("the file is not sealed against shrinking", n_bytes, errno.EPERM)
+    if page_bytes > mmap.PAGESIZE:
+        raise _refused("the memfd is of huge pages (MFD_HUGETLB)", n_bytes, errno.EINVAL)
     if seals & (fcntl.F_SEAL_WRITE | _F_SEAL_FUTURE_WRITE):
         raise _refused("the memfd is sealed against writing", n_bytes, errno.EPERM)
     if flags & os.O_ACCMODE != os.O_RDWR:

@@ -91,14 +91,22 @@ def remove_socket(path: str) -> None:
 
 
 def _prepare_directory(directory: str) -> None:
+    path = Path(directory)
     try:
-        Path(directory).mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=DIRECTORY_MODE)
     except FileExistsError:
-        raise ConfigError(f"{directory} is not a directory", path=directory) from None
+        if not path.is_dir():
+            raise ConfigError(f"{directory} is not a directory", path=directory) from None
     except OSError as error:
         raise ConfigError(
             f"cannot make the directory {directory}: {error.strerror}", path=directory
         ) from error
+    else:
+        # Whatever the umask took away. What is not permission bits, such as an inherited group
+        # bit, stays.
+        special = stat.S_IMODE(path.stat().st_mode) & ~0o777
+        path.chmod(special | DIRECTORY_MODE)
     if not os.access(directory, os.W_OK | os.X_OK):
         raise ConfigError(f"no permission to create a socket in {directory}", path=directory)
 

@@ -365,6 +365,8 @@ class Daemon:
                 self.problems.append(effect.kind)
             case ef.DrainEnded():
                 self.drained = effect.clean
+            case _:
+                pass
 
 
 class World:
@@ -671,6 +673,7 @@ class World:
             consumer = self.d_workers[rank]
             reading = any(
                 op.local is consumer
+                and op.remote is worker
                 and op.peer is worker.daemon
                 and op.direction == "read"
                 and set(op.remote_blocks()) & set(held.blocks)

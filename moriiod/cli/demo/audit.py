@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -135,6 +136,11 @@ class Audit:
     def requests_of(self, rank: Rank) -> list[DemoRequest]:
         """Return the requests that a rank takes part in."""
         return [request for request in self.requests if rank in self.ranks_of(request, rank.side)]
+
+    def pairs(self) -> dict[str, int]:
+        """Return how many requests went from each prefill to each decode instance."""
+        counts = Counter((request.producer, request.consumer) for request in self.requests)
+        return {f"P{p} to D{d}": count for (p, d), count in sorted(counts.items())}
 
     def expected_acks(self, rank: Rank) -> int:
         """Return how many ACKs of consumer ranks a rank needs for all its READ requests."""

@@ -45,6 +45,7 @@ def outcome_document(outcome: Outcome) -> dict[str, Any]:
         "options": asdict(outcome.options),
         "modes": [_mode_document(result) for result in outcome.modes],
         "ranks": [_rank_document(outcome, rank) for rank in sorted(outcome.figures)],
+        "pairs": outcome.audit.pairs(),
         "verified_bytes": outcome.audit.verified_bytes,
         "canary_bytes": outcome.audit.canary_bytes,
         "start_s": round(outcome.start_s, 3),
@@ -56,6 +57,9 @@ def outcome_document(outcome: Outcome) -> dict[str, Any]:
 
 def _print_sums(outcome: Outcome, console: Console) -> None:
     audit = outcome.audit
+    if outcome.options.n_pairs > 1:
+        pairs = ", ".join(f"{pair}: {count}" for pair, count in audit.pairs().items())
+        console.print(f"\nrequests by pair: {pairs}", soft_wrap=True)
     console.print(
         f"\ncompared {_size(audit.verified_bytes)} of received blocks and "
         f"{_size(audit.canary_bytes)} of unused ones; {outcome.start_s:.1f} s to start, "

@@ -391,7 +391,9 @@ async def test_dialled_peer_that_repeats_malformed_messages_loses_its_route(
     routing_id, *frames = router.recv_multipart()
     assert decode_peer(frames).body == HELLO
     for _ in range(MAX_IN_A_ROW):
-        router.send_multipart([routing_id, header(1, Kind.PEER), b"Explode", frames[2], frames[2], b"\x80"])
+        router.send_multipart(
+            [routing_id, header(1, Kind.PEER), b"Explode", frames[2], frames[2], b"\x80"]
+        )
     failure = await dialler.failure()
     router.close(linger=0)
     assert failure.route == "d:1"

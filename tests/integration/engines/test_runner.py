@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from moriiod.core.events import (
+    Event,
     MemoryRefused,
     MemoryRegistered,
     MemoryReleased,
@@ -419,6 +420,17 @@ async def test_readmitted_peer_is_not_watched_any_more(recorder: Recorder) -> No
         os.close(other)
 
 
+async def test_peer_fenced_at_once_is_readmitted_when_it_comes_back(recorder: Recorder) -> None:
+    """A peer that never fetched is fenced without delay, but it lives: it must be let in again."""
+    async with bench(recorder) as b:
+        b.runner.fence("p")
+        assert await recorder.first(PeerFenced) == PeerFenced("p")
+        b.runner.readmit("p")
+        b.runner.fence("p")
+        await recorder.first(PeerFenced, 2)
+        assert b.engine.calls == [("fence", "p"), ("readmit", "p"), ("fence", "p")]
+
+
 async def test_fence_that_cannot_be_confirmed_is_never_reported(recorder: Recorder) -> None:
     async with bench(recorder) as b:
         b.engine.fences["p"] = Fence(False, None)
@@ -445,6 +457,25 @@ async def test_close_with_work_in_flight_cancels_and_releases_in_order(
         assert len(recorder.of(OpEnded)) == 3
         assert b.names()[-3:] == ["close_session", "deregister", "close"]
         assert recorder.of(MemoryReleased) == [MemoryReleased(generation)]
+        b.runner.open()  # for the closing at the end of the test
+
+
+async def test_operation_posted_while_closing_is_not_started(recorder: Recorder) -> None:
+    """The core posts what has waited as soon as a cancelled operation makes room for it."""
+    async with bench(recorder) as b:
+        await b.opened(1, await b.registered())
+        b.runner.post(1, 1, "write", PLAN)
+
+        def post_next(event: Event) -> None:
+            if isinstance(event, OpEnded) and event.op < 5:
+                b.runner.post(event.op + 1, 1, "write", PLAN)
+
+        recorder.on_event = post_next
+        assert await b.runner.close(5.0)
+        ended = recorder.of(OpEnded)
+        assert sorted(one.op for one in ended) == [1, 2, 3, 4, 5]
+        assert all(isinstance(one.error, TransferAborted) for one in ended)
+        assert [call for call in b.engine.calls if call[0] == "post"] == [("post", 1)]
         b.runner.open()  # for the closing at the end of the test
 
 

@@ -163,6 +163,17 @@ def test_hole_punched_by_the_worker_reads_as_zeros(tmp_path: Path) -> None:
         assert not pair.local[0].bytes.any()
 
 
+def test_memory_of_huge_pages_is_refused_because_a_hole_in_it_is_a_signal() -> None:
+    """After PUNCH_HOLE the next access needs a free huge page; without one it is a SIGBUS."""
+    engine = ShmEngine(FakeExporter(), new_id())
+    fd = os.memfd_create("t", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC | os.MFD_HUGETLB)
+    os.ftruncate(fd, 2 << 20)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    with pytest.raises(RegistrationFailed, match="huge pages"):
+        engine.register(new_id(), [RegionHandle("memfd", fd, 4096)])
+    os.close(fd)
+
+
 def test_memory_outlives_the_fd_and_the_mapping_of_the_worker(tmp_path: Path) -> None:
     gone = WorkerMemory(8192).fill(9)
     kept = gone.bytes.copy()
@@ -239,6 +250,18 @@ def test_peer_of_another_user_is_a_typed_error_that_names_both(
         with pytest.raises(SharedMemoryUnavailable) as caught:
             reopened(pair, uid=4321)
         assert caught.value.fields == {"theirs": 4321, "ours": 1234}
+
+
+def test_socket_of_another_user_than_described_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the kernel's word counts: a descriptor can claim to be of our user."""
+    with connected(HOSTS["shm"], tmp_path, [4096], [4096]) as pair:
+        monkeypatch.setattr(pair.engine, "_uid", 4321)
+        with pytest.raises(SharedMemoryUnavailable) as caught:
+            reopened(pair, uid=4321)
+        found = os.geteuid()
+        assert caught.value.fields == {"theirs": found, "described": 4321, "ours": 4321}
 
 
 def test_peer_whose_socket_is_out_of_reach_is_a_typed_error(tmp_path: Path) -> None:
@@ -397,6 +420,8 @@ def test_many_transfers_leave_no_mapping_and_no_fd(tmp_path: Path) -> None:
             plan = simple_plan(np.asarray([0]), [0], 64)
             assert pair.initiator.transfer(session, "write", plan).error is None
             pair.engine.close_session(session)
+            while pair.target.loop.call(lambda: pair.target.server.n_connections):
+                pass  # the server notices the end of our connection in one of its next turns
             maps = Path("/proc/self/maps").read_text().count("/memfd:test-kv")
             counts.append((maps, len(os.listdir("/proc/self/fd"))))
         assert len(set(counts[1:])) == 1

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,7 @@ from moriiod.engines.factory import make_engine
 from moriiod.engines.runner import EngineRunner
 from moriiod.memory.fdserver import FdServer, FdServerSettings
 from tests.integration.engines.conftest import mapped_memfds
-from tests.support.engine_peer import to_json
+from tests.support.engine_peer import from_json, to_json
 from tests.support.engines import (
     WorkerMemory,
     copied,
@@ -113,21 +113,20 @@ async def daemon(folder: Path, recorder: Recorder, engine: str = "shm") -> Async
         assert recorder.kinds == []
 
 
-def start(code_or_module: list[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, *code_or_module],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=ROOT,
+@contextmanager
+def running(arguments: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run Python in a process that is gone afterwards, whatever happens."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
     )
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        pipe.close()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 async def turn() -> None:
@@ -175,25 +174,23 @@ async def test_M6_killed_worker_leaves_no_mapping_and_no_fd(
         base, counts = mapped_memfds(), []
         for cycle in range(1, cycles + 1):
             generation = new_id()
-            worker = start(["-c", WORKER, d.path, generation, str(size)])
-            await recorder.first(RegionOffered, cycle)
-            far = await d.register_held(generation, size)
-            assert mapped_memfds() == base + 1
-            if when == "in_flight":
-                await d.open_session(cycle, near.layout.generation, far)
-                d.runner.post(cycle, cycle, "read", simple_plan([0], [0], size))
-            worker.send_signal(signal.SIGKILL)
-            assert (await recorder.first(WorkerDied, cycle)).generation == generation
+            with running(["-c", WORKER, d.path, generation, str(size)]) as worker:
+                await recorder.first(RegionOffered, cycle)
+                far = await d.register_held(generation, size)
+                assert mapped_memfds() == base + 1
+                if when == "in_flight":
+                    await d.open_session(cycle, near.layout.generation, far)
+                    d.runner.post(cycle, cycle, "read", simple_plan([0], [0], size))
+                worker.send_signal(signal.SIGKILL)
+                assert (await recorder.first(WorkerDied, cycle)).generation == generation
             if when == "in_flight":
                 d.runner.cancel(cycle)  # the engine is drained first
                 await recorder.first(OpEnded, cycle)
                 d.runner.close_session(cycle)
             d.runner.release(generation)
             await recorder.first(MemoryReleased, cycle)
-            await recorder.until(lambda: d.runner.n_sessions == 0)
-            end(worker)
+            await turns_until(lambda: not d.runner.n_sessions and not d.server.n_connections)
             assert mapped_memfds() == base
-            await turns_until(lambda: d.server.n_connections == 0)
             counts.append(len(os.listdir("/proc/self/fd")))
         assert len(set(counts)) == 1
         d.runner.release(near.layout.generation)
@@ -206,22 +203,21 @@ async def test_peer_fence_is_reported_when_its_process_ends(
     own = WorkerMemory(4096)
     async with daemon(tmp_path, recorder) as d:
         near = await d.register(new_id(), 4096, [own.handle])
-        peer = start(["-m", "tests.support.engine_peer", str(tmp_path), "4096"])
         loop = asyncio.get_running_loop()
-        assert peer.stdout is not None
-        assert peer.stdin is not None
-        hello = await loop.run_in_executor(None, peer.stdout.readline)
-        epoch = hello.split(b'"epoch": "')[1][:32].decode()
-        peer.stdin.write(f"open {to_json(d.epoch, near)}\n".encode())
-        peer.stdin.flush()
-        assert await loop.run_in_executor(None, peer.stdout.readline) == b"done\n"
-        d.runner.fence(epoch)
-        d.runner.fence(new_id())
-        await recorder.first(PeerFenced)
-        assert [event.epoch == epoch for event in recorder.of(PeerFenced)] == [False]
-        peer.kill()
-        assert (await recorder.first(PeerFenced, 2)).epoch == epoch
-        end(peer)
+        with running(["-m", "tests.support.engine_peer", str(tmp_path), "4096"]) as peer:
+            assert peer.stdout is not None
+            assert peer.stdin is not None
+            hello = await loop.run_in_executor(None, peer.stdout.readline)
+            epoch, _ = from_json(hello.decode())
+            peer.stdin.write(f"open {to_json(d.epoch, near)}\n".encode())
+            peer.stdin.flush()
+            assert await loop.run_in_executor(None, peer.stdout.readline) == b"done\n"
+            d.runner.fence(epoch)
+            other = new_id()
+            d.runner.fence(other)
+            assert (await recorder.first(PeerFenced)).epoch == other
+            peer.kill()
+            assert (await recorder.first(PeerFenced, 2)).epoch == epoch
         await loop.shutdown_default_executor()
     own.close()
 

@@ -9,8 +9,8 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -202,12 +202,20 @@ sys.stdin.read()
 """
 
 
-def start_worker(folder: Path, generation: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+@contextmanager
+def running_worker(folder: Path, generation: str) -> Iterator[subprocess.Popen[bytes]]:
+    worker = subprocess.Popen(
         [sys.executable, "-c", WORKER, path_of(folder), generation],
         stdin=subprocess.PIPE,
         cwd=ROOT,
     )
+    try:
+        yield worker
+    finally:
+        worker.kill()
+        worker.wait()
+        assert worker.stdin is not None
+        worker.stdin.close()  # ends its child
 
 
 @pytest.mark.xdist_group("processes")
@@ -218,16 +226,13 @@ async def test_M6_killed_worker_is_seen_at_once_even_if_a_child_keeps_its_socket
         before = open_fds()
         for cycle in range(1, 4):
             generation = new_id()
-            worker = start_worker(tmp_path, generation)
-            await recorder.first(RegionOffered, cycle)
-            connected = recorder.of(WorkerConnected)[-1]
-            assert (connected.generation, connected.pid) == (generation, worker.pid)
-            server.hold(generation)
-            worker.send_signal(signal.SIGKILL)
-            assert (await recorder.first(WorkerDied, cycle)).generation == generation
-            worker.wait()
-            assert worker.stdin is not None
-            worker.stdin.close()
+            with running_worker(tmp_path, generation) as worker:
+                await recorder.first(RegionOffered, cycle)
+                connected = recorder.of(WorkerConnected)[-1]
+                assert (connected.generation, connected.pid) == (generation, worker.pid)
+                server.hold(generation)
+                worker.send_signal(signal.SIGKILL)
+                assert (await recorder.first(WorkerDied, cycle)).generation == generation
             server.release(generation)
             assert (server.n_region_fds, open_fds()) == (0, before)
         assert len(recorder.of(WorkerDied)) == 3

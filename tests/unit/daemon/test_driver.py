@@ -196,6 +196,19 @@ def test_retired_driver_takes_only_ends_of_operations() -> None:
     assert problems == {("engine_event_unexpected",): 1}
 
 
+def test_retired_driver_lets_no_timer_decide_anything() -> None:
+    """The engine is being closed: a retry or a timeout must not post anything to it."""
+    assembly = assemble()
+    attach(assembly)
+    assembly.request(3, req.Publish("t1", (b"\0" * 4,), 30.0))
+    n_steps = len(assembly.driver.story)
+    assembly.driver.retire()
+    assembly.clock.fire()
+    assert len(assembly.driver.story) == n_steps
+    assembly.driver.handle(ev.OpEnded(99, 0))
+    assert len(assembly.driver.story) == n_steps + 1
+
+
 def test_stopped_driver_takes_nothing() -> None:
     assembly = assemble()
     attach(assembly)

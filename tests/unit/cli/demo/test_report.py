@@ -43,7 +43,9 @@ def test_table_shows_the_rank_map_the_rate_and_the_verdict() -> None:
 
 def test_rank_that_nobody_reads_names_who_releases_it() -> None:
     options = DemoOptions(prefill_tp=2, decode_tp=1, decode_instances=2, requests=4)
-    assert "nobody; released by D*/0" in printed(outcome_of(options))
+    text = printed(outcome_of(options))
+    assert "nobody; released by D*/0" in text
+    assert "requests by pair: P0 to D0: 2, P0 to D1: 2" in text
 
 
 def test_problem_turns_the_verdict_and_shows_the_logs() -> None:

@@ -1,0 +1,42 @@
+"""``moriiod serve`` with a faulty engine, for tests that run it in a process of its own.
+
+    python -m tests.support.e2e_daemon FAULTS section.key=value ...
+
+FAULTS is what ``engines.faulty.parse_faults`` reads. SIGUSR1 opens the gate that held and late
+operations wait at, SIGUSR2 closes it for those that come later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+from moriiod.config.load import load
+from moriiod.core.ids import Epoch
+from moriiod.daemon.lifecycle import serve
+from moriiod.engines.base import RegionExporter
+from moriiod.engines.factory import make_engine
+from moriiod.engines.faulty import FaultyEngine, parse_faults
+
+
+def main(arguments: list[str]) -> int:
+    """Run until stopped; return the exit status."""
+    faults = parse_faults(arguments[0])
+    values = dict(argument.split("=", 1) for argument in arguments[1:])
+    loaded = load(values, os.environ)
+    chunk_bytes = loaded.config.engine.shm_chunk_bytes
+
+    def make(exporter: RegionExporter, epoch: Epoch) -> FaultyEngine:
+        engine = FaultyEngine(make_engine("shm", exporter, epoch, chunk_bytes), faults)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, engine.open_gate)
+        loop.add_signal_handler(signal.SIGUSR2, engine.close_gate)
+        return engine
+
+    return serve(loaded, make)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

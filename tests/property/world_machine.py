@@ -6,16 +6,24 @@ show that it finds them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from moriiod.core import requests as req
 from moriiod.errors import EngineOpFailed
-from tests.support.sim import N_LAYERS, World
+from tests.support.sim import N_LAYERS, SETTINGS, World
 
 IDS = ("t0", "t1", "t2")
 RANGES = ((0, 1, 2), (3, 4, 5), (2, 3), (6, 7, 8, 9), (10, 11))
-SIZES = ((1, 1), (1, 2), (2, 1), (2, 4), (4, 2), (2, 2))
+#: Prefill TP, decode TP, KV heads (0 = MLA, the same on every rank).
+SIZES = (
+    *((1, 1, 0), (1, 2, 0), (2, 1, 0), (2, 4, 0), (4, 2, 0), (2, 2, 0)),
+    # Split heads: parts of one rank, gathered from several, replicas on one side only, uneven.
+    *((1, 2, 2), (2, 1, 2), (4, 2, 4), (2, 4, 2), (4, 1, 2), (2, 3, 6), (3, 2, 6)),
+)
+UNEVEN = replace(SETTINGS, allow_uneven=True)
 
 ids = st.sampled_from(IDS)
 ranges = st.sampled_from(RANGES)
@@ -26,8 +34,8 @@ class WorldMachine(RuleBasedStateMachine):
     """Moves of a hostile world. The world itself checks the safety rules after each."""
 
     @initialize(sizes=st.sampled_from(SIZES), seed=st.integers(0, 999))
-    def start(self, sizes: tuple[int, int], seed: int) -> None:
-        self.world = World(*sizes, seed=seed)
+    def start(self, sizes: tuple[int, int, int], seed: int) -> None:
+        self.world = World(*sizes[:2], heads=sizes[2], seed=seed, settings=UNEVEN)
         self.kills = 0
 
     # --- What workers ask ---------------------------------------------------------------

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,8 +25,8 @@ import numpy as np
 from moriiod.core import effects as ef
 from moriiod.core import events as ev
 from moriiod.core import requests as req
-from moriiod.core import topology
 from moriiod.core.geometry import CacheLayout, KvGroup, KvLayer
+from moriiod.core.headplan import REPLICATED, HeadRule, HeadShape
 from moriiod.core.machine import Machine
 from moriiod.core.messages import Identity, PeerBody
 from moriiod.core.plan import TransferPlan
@@ -51,12 +51,17 @@ SETTINGS = CoreSettings(
 )
 
 
-def make_groups(n_blocks: int = N_BLOCKS, n_layers: int = N_LAYERS) -> tuple[KvGroup, ...]:
-    """One MLA group: every rank holds all of it, so any pair of TP sizes works."""
-    layer_bytes = n_blocks * PIECE
+def make_groups(
+    n_blocks: int = N_BLOCKS, n_layers: int = N_LAYERS, *, heads: int = 0, tp_size: int = 1
+) -> tuple[KvGroup, ...]:
+    """One group. Without heads it is MLA: every rank holds all of it; else heads are split."""
+    piece = PIECE * max(1, heads // tp_size)
+    layer_bytes = n_blocks * piece
     layers = tuple(
-        KvLayer(f"layer.{i}", 0, i * layer_bytes, PIECE, 0, PIECE) for i in range(n_layers)
+        KvLayer(f"layer.{i}", 0, i * layer_bytes, piece, 0, piece) for i in range(n_layers)
     )
+    if heads:
+        return (KvGroup("kv", "fused", "HND", "uint8", 1, n_blocks, heads, PIECE // 2, layers),)
     return (KvGroup("kv", "mla", "NHD", "uint8", 1, n_blocks, 1, PIECE, layers),)
 
 
@@ -87,7 +92,9 @@ class Worker:
         self.world = world
         self.daemon = daemon
         self.generation = world.new_id()
-        self.memory = world.rng.integers(0, 256, (N_LAYERS, N_BLOCKS, PIECE), dtype=np.uint8)
+        #: Bytes of one block in one layer: PIECE for each head that the rank holds.
+        self.piece = PIECE * max(1, world.heads // daemon.size)
+        self.memory = self._draw(range(N_BLOCKS))
         #: What the memory must hold as long as nobody may write to it; masked where busy.
         self.noise = self.memory.copy()
         self.busy: dict[int, Held] = {}
@@ -126,7 +133,8 @@ class Worker:
         self.orphans = []
         reply = self.ask(req.Attach(self.generation, "w", self.lost_epoch, orphans))
         assert isinstance(reply, req.Attached), reply
-        self.send(req.RegisterCaches(make_groups(), (self.memory.nbytes,)))
+        groups = make_groups(heads=self.world.heads, tp_size=self.daemon.size)
+        self.send(req.RegisterCaches(groups, (self.memory.nbytes,)))
 
     def hold(self, held: Held, body: req.Request) -> req.Reply | None:
         """Ask for a transfer; if it is accepted, its blocks are not ours until it ends.
@@ -184,8 +192,13 @@ class Worker:
         held = Held("reserve", transfer_id, blocks, peer)
         return self.hold(held, req.Reserve(transfer_id, peer, (pack(*blocks),), **more))  # type: ignore[arg-type]
 
-    def _draw(self, blocks: tuple[int, ...]) -> np.ndarray:
-        return self.world.rng.integers(0, 256, (N_LAYERS, len(blocks), PIECE), dtype=np.uint8)
+    def _draw(self, blocks: Sequence[int]) -> np.ndarray:
+        return self.world.rng.integers(0, 256, (N_LAYERS, len(blocks), self.piece), dtype=np.uint8)
+
+    def blocks_at(self, offset: int, n_bytes: int) -> range:
+        """Return the blocks that some bytes of the memory belong to; they are of one layer."""
+        first = offset // self.piece % N_BLOCKS
+        return range(first, first + (offset % self.piece + n_bytes - 1) // self.piece + 1)
 
     # --- Being told -----------------------------------------------------------------------------
 
@@ -213,7 +226,7 @@ class Worker:
         for block in held.blocks:
             if self.busy.get(block) is held:
                 del self.busy[block]
-                noise = self.world.rng.integers(0, 256, (N_LAYERS, PIECE), dtype=np.uint8)
+                noise = self.world.rng.integers(0, 256, (N_LAYERS, self.piece), dtype=np.uint8)
                 self.memory[:, block] = noise
                 self.noise[:, block] = noise
 
@@ -265,7 +278,7 @@ class Op:
         return [
             block
             for _, offset, n in self.spans()[self.done :]
-            for block in range(offset // PIECE % N_BLOCKS, offset // PIECE % N_BLOCKS + n // PIECE)
+            for block in self.remote.blocks_at(offset, n)
         ]
 
 
@@ -373,9 +386,20 @@ class World:
     """Everything, and the moves a test can make."""
 
     def __init__(
-        self, prefill_tp: int, decode_tp: int, *, seed: int = 0, settings: CoreSettings = SETTINGS
+        self,
+        prefill_tp: int,
+        decode_tp: int,
+        *,
+        heads: int = 0,
+        seed: int = 0,
+        settings: CoreSettings = SETTINGS,
     ) -> None:
         self.settings = settings
+        #: KV heads of the model; 0 = MLA.
+        self.heads = heads
+        shape = HeadShape(heads) if heads else REPLICATED
+        rule = HeadRule((shape,), allows_uneven=settings.allow_uneven)
+        self.head_plan = rule.plan(prefill_tp, decode_tp)
         self.rng = np.random.default_rng(seed)
         self.now = 100.0
         self._ids = 0
@@ -647,29 +671,30 @@ class World:
                 is_orphaned_source = side and op.direction == "read" and not op.peer.is_alive
                 if not worker.is_alive or is_orphaned_source:
                     continue
-                first = span[side] // PIECE % N_BLOCKS
-                for block in range(first, first + span[2] // PIECE):
+                for block in worker.blocks_at(span[side], span[2]):
                     held = worker.busy.get(block)
                     assert held is not None, f"S1: {op.direction} touches free block {block}"
                     assert held.role == roles[side], f"S1: block {block} is in a {held.role}"
 
     def check_received(self, worker: Worker, held: Held) -> None:
-        """S3: the blocks hold what the source rank promised, and the promise still stood."""
+        """S3: every head is what its source rank promised, and the promise still stood."""
         source_role = "publish" if held.role == "pull" else "push"
-        rank = topology.sources(worker.daemon.rank, len(self.decode), len(self.prefill))[0]
         if not held.blocks:
             return
-        promises = self.promises.get((source_role, held.transfer_id, rank), [])
         got = worker.memory[:, list(held.blocks)]
         n = len(held.blocks)
-        assert any(np.array_equal(got, wanted[:, wanted.shape[1] - n :]) for wanted in promises), (
-            "S3: wrong bytes were received"
-        )
+        for one in self.head_plan.slices(0, worker.daemon.rank):
+            promises = self.promises.get((source_role, held.transfer_id, one.producer_rank), [])
+            here = slice(PIECE * one.consumer_head, PIECE * (one.consumer_head + one.count))
+            there = slice(PIECE * one.producer_head, PIECE * (one.producer_head + one.count))
+            assert any(
+                np.array_equal(got[..., here], wanted[:, wanted.shape[1] - n :, there])
+                for wanted in promises
+            ), "S3: wrong bytes were received"
 
     def check_acked(self, worker: Worker, held: Held) -> None:
         """S4: every consumer rank of the ack set has ended its pull (or rejected it)."""
-        readers = topology.readers(worker.daemon.rank, len(self.prefill), len(self.decode))
-        for rank in readers:
+        for rank in self.head_plan.readers(worker.daemon.rank):
             consumer = self.d_workers[rank]
             reading = any(
                 op.local is consumer

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from moriiod.core.blocks import (
+    check_groups,
     count_blocks,
     full_positions,
-    pack_blocks,
     pair_for_read,
     pair_for_write,
+    tables_of,
     unpack_groups,
 )
 from moriiod.core.geometry import CacheLayout, KvGroup, KvLayer
@@ -36,10 +37,6 @@ def test_blocks_of_all_groups_are_counted_and_unpacked():
     assert count_blocks(blocks) == 4
     found = unpack_groups(blocks, make_layout(4, 4, 8), distinct=True)
     assert [list(x) for x in found] == [[1, 2, 3], [], [7]]
-
-
-def test_packing_and_unpacking_are_inverse():
-    assert pack_blocks(ids(3, 2**32 - 1, 0)) == pack(3, 2**32 - 1, 0)
 
 
 @pytest.mark.parametrize("blocks", [(), (pack(1),), (pack(1), pack(1), pack(1))])
@@ -70,24 +67,46 @@ def test_no_first_positions_mean_0_for_every_group():
 
 
 def test_reading_skips_in_the_source_what_the_destination_has_already():
-    (one, other) = pair_for_read([ids(10, 11), ids(20)], [ids(1, 2, 3, 4), ids(5)], (2, 0), (0, 0))
+    layout = make_layout(8, 8)
+    local = tables_of([ids(10, 11), ids(20)], (2, 0))
+    remote = tables_of([ids(1, 2, 3, 4), ids(5)], ())
+    (one, other) = pair_for_read(layout, local, layout, remote)
     assert (list(one.local), list(one.remote)) == ([10, 11], [3, 4])
     assert (list(other.local), list(other.remote)) == ([20], [5])
 
 
 def test_writing_skips_in_ours_what_the_peer_has_already():
-    (pair,) = pair_for_write([ids(1, 2, 3, 4)], [ids(10, 11)], (0,), (2,))
+    layout = make_layout(8)
+    local, remote = tables_of([ids(1, 2, 3, 4)], (0,)), tables_of([ids(10, 11)], (2,))
+    (pair,) = pair_for_write(layout, local, layout, remote)
     assert (list(pair.local), list(pair.remote)) == ([3, 4], [10, 11])
 
 
 def test_G1_sides_with_different_numbers_of_groups_are_refused_with_both():
-    with pytest.raises(LengthMismatch) as caught:
-        pair_for_read([ids(1), ids(2)], [ids(1)], (), ())
-    assert caught.value.fields == {"ours": 2, "theirs": 1}
+    layout = make_layout(8, 8)
+    local, remote = tables_of([ids(1), ids(2)], ()), tables_of([ids(1)], ())
+    for call in (
+        lambda: pair_for_read(layout, local, layout, remote),
+        lambda: check_groups(local, remote, layout),
+    ):
+        with pytest.raises(LengthMismatch) as caught:
+            call()
+        assert caught.value.fields == {"ours": 2, "theirs": 1}
 
 
 def test_G1_lists_that_end_at_different_positions_are_refused_with_both_lengths():
+    layout = make_layout(8)
+    local, remote = tables_of([ids(1, 2, 3)], ()), tables_of([ids(7, 8)], ())
     with pytest.raises(LengthMismatch) as caught:
-        pair_for_read([ids(1, 2, 3)], [ids(7, 8)], (), ())
+        pair_for_read(layout, local, layout, remote)
     assert caught.value.fields["destination_blocks"] == 3
     assert caught.value.fields["source_blocks"] == 2
+
+
+def test_G1_lists_that_no_ratio_of_block_sizes_explains_are_refused_before_the_handshake():
+    layout = make_layout(8)
+    check_groups(tables_of([ids(1, 2, 3)], ()), tables_of([ids(7, 8)], ()), layout)
+    with pytest.raises(LengthMismatch, match=r"3 destination .* 0 source"):
+        check_groups(tables_of([ids(1, 2, 3)], ()), tables_of([ids()], ()), layout)
+    with pytest.raises(LengthMismatch, match=r"5 destination .* 4 source"):
+        check_groups(tables_of([ids(*range(5))], ()), tables_of([ids(*range(4))], ()), layout)

@@ -133,7 +133,7 @@ def with_layers(layout: RemoteLayout, n: int) -> RemoteLayout:
         (lambda r: changed(r, dtype="float8_e4m3fn"), "dtype", "uint8", "float8_e4m3fn"),
         (lambda r: changed(r, head_order="HND"), "head_order", "NHD", "HND"),
         (lambda r: changed(r, layout="fused"), "layout", "mla", "fused"),
-        (lambda r: changed(r, block_tokens=128), "block_tokens", 1, 128),
+        (lambda r: changed(r, total_kv_heads=2), "total_kv_heads", 1, 2),
         (lambda r: changed(r, head_size=16), "head_size", 8, 16),
         (lambda r: changed(r, content="packed"), "content", "", "packed"),
         (lambda r: with_layers(r, 3), "layers", 2, 3),

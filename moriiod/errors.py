@@ -225,17 +225,17 @@ class TopologyMismatch(MoriiodError):
 
 
 class UnsupportedTopology(MoriiodError):
-    """The pair of TP sizes needs a transfer this build cannot do."""
+    """The pair of TP sizes and the layout need more descriptors than a limit allows."""
 
     code = "UNSUPPORTED_TOPOLOGY"
-    remedy = "Use TP sizes that replicate KV heads, equal sizes, or a build that splits heads."
+    remedy = "Use the HND layout on both sides or equal TP sizes, or raise limits.max_token_spans."
 
 
 class GeometryMismatch(MoriiodError):
     """The KV caches of the two sides differ in a way that cannot be bridged."""
 
     code = "GEOMETRY_MISMATCH"
-    remedy = "Start both instances with the same model, dtype, block size and layout."
+    remedy = "Start both instances with the same model, dtype and layout; see docs/layouts.md."
 
 
 class InvalidGeometry(MoriiodError):

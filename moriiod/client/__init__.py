@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from moriiod.client.aio import AsyncClient
-from moriiod.client.layout import GroupSpec
 from moriiod.client.params import TransferParams, parse_transfer_params, producer_params
+from moriiod.client.spec import GroupSpec
 from moriiod.client.sync import Client
 from moriiod.client.types import ClientProblem, ClientSettings, ClientState, MemoryRegion
 from moriiod.core.requests import PeerAddress, TransferEnded

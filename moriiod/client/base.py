@@ -28,7 +28,7 @@ from moriiod.wire.memfd import check_sealed_memfd
 if TYPE_CHECKING:
     import torch
 
-    from moriiod.client.layout import GroupSpec
+    from moriiod.client.spec import GroupSpec
 
 #: How long calls wait for the daemon unless told otherwise.
 DEFAULT_TIMEOUT_S: Final = 30.0

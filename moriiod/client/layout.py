@@ -9,72 +9,15 @@ the bytes out differently, both readings are named and nothing is registered.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from moriiod.core.geometry import CacheLayout, HeadOrder, KvGroup, KvLayer, Layout
+from moriiod.client.spec import GroupSpec, TensorFacts
+from moriiod.client.state import StateReading
+from moriiod.core.geometry import CacheLayout, HeadOrder, KvGroup, KvLayer
 from moriiod.core.layout import check_layout
 from moriiod.errors import InvalidGeometry
 
 _NO_GENERATION: Final = "0" * 32
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSpec:
-    """What a worker says about one KV group: layers that share one block table.
-
-    | layout      | tensor of a layer                                                         |
-    |-------------|---------------------------------------------------------------------------|
-    | kv_first    | ``[2, blocks, tokens, heads, head_size]``, or heads before tokens         |
-    | block_first | ``[blocks, 2, tokens, heads, head_size]``, or heads before tokens         |
-    | fused       | ``[blocks, heads, tokens, content]``, K and V together in ``content``     |
-    | mla         | ``[blocks, tokens, latent]``                                              |
-
-    In ``kv_first`` and ``block_first`` the last three dimensions may also be one. Blocks may be
-    spaced apart (padding, other layers between them); inside a block nothing may.
-
-    Attributes:
-        name: For messages.
-        layout: See the table.
-        head_order: How a block lies in memory (strides count, not the order of the dimensions):
-            NHD = tokens outermost, HND = heads outermost. Where there are as many heads as
-            tokens in a block, the tensor cannot contradict it, and it is taken as said.
-        block_tokens: Tokens in a block.
-        total_kv_heads: KV heads of the whole model, over all TP ranks; 1 for mla.
-        head_size: Elements of one head of K; for mla, of the latent.
-        layers: Names of the group's tensors, in the order that both sides use.
-        content: What both sides must agree on beyond this: packing, quantisation, ISA. With it,
-            the ``content`` dimension of a fused layout may be other than ``2 * head_size``.
-    """
-
-    name: str
-    layout: Layout
-    head_order: HeadOrder
-    block_tokens: int
-    total_kv_heads: int
-    head_size: int
-    layers: tuple[str, ...]
-    content: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorFacts:
-    """Where a tensor lies. ``shape``, ``stride`` and ``offset`` count elements.
-
-    Attributes:
-        region: Index of the region that holds its storage.
-        region_bytes: Size of that region.
-        item_bytes: Bytes of one element.
-        dtype: Torch name without the prefix.
-    """
-
-    region: int
-    region_bytes: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    item_bytes: int
-    dtype: str
 
 
 def describe_groups(
@@ -117,13 +60,15 @@ def _check_names(tensors: Mapping[str, TensorFacts], specs: Sequence[GroupSpec])
 def _describe_group(
     tensors: Mapping[str, TensorFacts], spec: GroupSpec, tp_size: int | None
 ) -> KvGroup:
-    readings = [_Reading(layer, tensors[layer], spec, tp_size) for layer in spec.layers]
+    _check_spec(spec)
+    reading_of = StateReading if spec.layout == "state" else _Reading
+    readings = [reading_of(layer, tensors[layer], spec, tp_size) for layer in spec.layers]
     layers = tuple(reading.layer() for reading in readings)
     first = readings[0]
     for reading in readings[1:]:
         for what, mine, theirs in (
             ("blocks", reading.num_blocks, first.num_blocks),
-            ("elements of type", reading.facts.dtype, first.facts.dtype),
+            ("elements of type", _dtype_in_group(reading), _dtype_in_group(first)),
             ("KV heads", reading.heads, first.heads),
         ):
             if mine != theirs:
@@ -137,14 +82,40 @@ def _describe_group(
         name=spec.name,
         layout=spec.layout,
         head_order=spec.head_order,
-        dtype=first.facts.dtype,
+        # A convolution and the state behind it often have different types.
+        dtype="/".join(dict.fromkeys(reading.facts.dtype for reading in readings)),
         block_tokens=spec.block_tokens,
         num_blocks=first.num_blocks,
         total_kv_heads=spec.total_kv_heads,
         head_size=spec.head_size,
         layers=layers,
         content=spec.content,
+        kernel_tokens=spec.kernel_tokens,
     )
+
+
+def _dtype_in_group(reading: _Reading | StateReading) -> str:
+    """Return what must be equal in a group: only recurrent state may mix types."""
+    return "any" if isinstance(reading, StateReading) else reading.facts.dtype
+
+
+def _check_spec(spec: GroupSpec) -> None:
+    tile = spec.tile_tokens
+    if min(spec.block_tokens, tile) < 1 or spec.block_tokens % tile:
+        raise InvalidGeometry(
+            f"group {spec.name!r}: kernel blocks of {tile} tokens do not fill blocks of "
+            f"{spec.block_tokens}",
+            group=spec.name,
+            kernel_tokens=tile,
+            block_tokens=spec.block_tokens,
+        )
+    for what, names in (("head size", spec.head_sizes), ("parts", spec.parts)):
+        unknown = sorted(set(names) - set(spec.layers))
+        if unknown or (what == "parts" and names and spec.layout != "state"):
+            raise InvalidGeometry(
+                f"group {spec.name!r}: {what} of {unknown or spec.layout!r} mean nothing here",
+                group=spec.name,
+            )
 
 
 class _Reading:
@@ -159,7 +130,12 @@ class _Reading:
         outer = (self.block_axis,) if self.kv_axis is None else (self.block_axis, self.kv_axis)
         #: The dimensions inside one piece of one block.
         self.inner = tuple(axis for axis in range(len(facts.shape)) if axis not in outer)
-        self.num_blocks = facts.shape[self.block_axis]
+        self._size = spec.head_size_of(name)
+        tiles = spec.block_tokens // spec.tile_tokens
+        self._tiles = facts.shape[self.block_axis]
+        if self._tiles % tiles:
+            raise self._wrong(f"its {self._tiles} blocks are no multiple of {tiles} kernel blocks")
+        self.num_blocks = self._tiles // tiles
         self.heads = self._check_inner()
         self._check_packed()
 
@@ -168,7 +144,7 @@ class _Reading:
         facts = self.facts
         piece_bytes = _product(facts.shape[axis] for axis in self.inner) * facts.item_bytes
         # The stride of a dimension with one entry means nothing.
-        is_one = self.num_blocks == 1
+        is_one = self._tiles == 1
         block_stride = piece_bytes if is_one else facts.stride[self.block_axis] * facts.item_bytes
         kv_stride = 0 if self.kv_axis is None else facts.stride[self.kv_axis] * facts.item_bytes
         if block_stride <= 0 or (self.kv_axis is not None and kv_stride <= 0):
@@ -235,7 +211,7 @@ class _Reading:
         return self._check_split(*sizes)
 
     def _check_mla(self, tokens: int, latent: int) -> int:
-        said = (self.spec.block_tokens, self.spec.head_size)
+        said = (self.spec.tile_tokens, self._size)
         if (tokens, latent) != said:
             raise self._wrong(f"a block is [{tokens}, {latent}], [tokens, latent] was said {said}")
         if self.spec.total_kv_heads != 1:
@@ -244,15 +220,15 @@ class _Reading:
 
     def _check_fused(self, heads: int, tokens: int, content: int) -> int:
         spec = self.spec
-        if tokens != spec.block_tokens:
+        if tokens != spec.tile_tokens:
             raise self._wrong(
                 f"read as [blocks, heads, tokens, content] it has {tokens} tokens and {heads} "
                 f"heads, read as [blocks, tokens, heads, content] {heads} tokens and {tokens} "
-                f"heads; {spec.block_tokens} tokens were said, and fused has heads first"
+                f"heads; {spec.tile_tokens} tokens were said, and fused has heads first"
             )
-        if content != 2 * spec.head_size and not (spec.content and content >= spec.head_size):
+        if content != 2 * self._size and not (spec.content and content >= self._size):
             raise self._wrong(
-                f"its content dimension is {content}, K and V together are 2 * {spec.head_size}; "
+                f"its content dimension is {content}, K and V together are 2 * {self._size}; "
                 "say in `content` how it is packed if that is right"
             )
         self._check_heads(heads)
@@ -264,33 +240,34 @@ class _Reading:
         return heads
 
     def _check_flat(self, elements: int) -> int:
-        per_head = self.spec.block_tokens * self.spec.head_size
+        per_head = self.spec.tile_tokens * self._size
         if per_head < 1 or elements % per_head:
             raise self._wrong(
-                f"a piece of {elements} elements is no multiple of {self.spec.block_tokens} "
-                f"tokens * {self.spec.head_size}"
+                f"a piece of {elements} elements is no multiple of {self.spec.tile_tokens} "
+                f"tokens * {self._size}"
             )
         self._check_heads(elements // per_head)
         return elements // per_head
 
     def _check_split(self, a: int, b: int, size: int) -> int:
         spec = self.spec
-        if size != spec.head_size:
-            raise self._wrong(f"its head size is {size}, {spec.head_size} was said")
-        if spec.block_tokens not in (a, b):
+        if size != self._size:
+            raise self._wrong(f"its head size is {size}, {self._size} was said")
+        if spec.tile_tokens not in (a, b):
             raise self._wrong(
                 f"a block is [{a}, {b}, {size}]: neither {a} nor {b} are the "
-                f"{spec.block_tokens} tokens that were said"
+                f"{spec.tile_tokens} tokens that were said (kernel_tokens says where tensors have "
+                "smaller blocks than the block table)"
             )
         strides = self.facts.stride
         a_is_outer = a == 1 or b == 1 or strides[self.inner[0]] > strides[self.inner[1]]
         orders: dict[HeadOrder, int] = {}
-        if a == spec.block_tokens:
+        if a == spec.tile_tokens:
             orders["NHD" if a_is_outer else "HND"] = b
-        if b == spec.block_tokens:
+        if b == spec.tile_tokens:
             orders["HND" if a_is_outer else "NHD"] = a
         heads = next(iter(orders.values()))
-        if heads > 1 and spec.block_tokens > 1:
+        if heads > 1 and spec.tile_tokens > 1:
             self._check_order(orders)
         self._check_heads(heads)
         return heads
@@ -322,15 +299,7 @@ class _Reading:
             expected *= size
 
     def _wrong(self, why: str) -> InvalidGeometry:
-        shape, stride = list(self.facts.shape), list(self.facts.stride)
-        return InvalidGeometry(
-            f"layer {self.name!r} with shape {shape} and strides {stride}: {why}",
-            group=self.spec.name,
-            layer=self.name,
-            layout=self.spec.layout,
-            shape=str(shape),
-            stride=str(stride),
-        )
+        return self.facts.wrong(self.name, self.spec, why)
 
 
 def _product(sizes: Iterable[int]) -> int:

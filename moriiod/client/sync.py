@@ -22,7 +22,7 @@ from moriiod.core.requests import Reply, Request, TransferEnded
 if TYPE_CHECKING:
     import torch
 
-    from moriiod.client.layout import GroupSpec
+    from moriiod.client.spec import GroupSpec
 
 
 class Client(ClientBase):

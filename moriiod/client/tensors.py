@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from moriiod.client.layout import TensorFacts
+from moriiod.client.spec import TensorFacts
 from moriiod.client.types import MemoryRegion
 from moriiod.errors import InvalidArgument, MoriiodError, RegistrationFailed
 from moriiod.wire.memfd import check_sealed_memfd, create_sealed_memfd

@@ -23,7 +23,7 @@ from moriiod.core.ids import ClientRoute, Epoch, OpId, SessionId
 from moriiod.core.messages import AckConfirmed
 from moriiod.core.requests import Refused, RegisterCaches
 from moriiod.engines.base import Direction
-from moriiod.telemetry.log import ProblemLog, log_transition
+from moriiod.telemetry.log import ProblemLog, log_token_spans, log_transition
 from moriiod.telemetry.metrics import Metrics
 
 #: Kind under which the core counts a peer that fell silent; the detail is its instance.
@@ -33,6 +33,8 @@ EVENT_UNDELIVERED: Final = "ipc_event_undelivered"
 REPLY_UNDELIVERED: Final = "ipc_reply_undelivered"
 
 _OUTCOMES: Final = frozenset({"released", "received", "failed"})
+#: Peer instances that are warned about.
+_MAX_WARNED: Final = 1024
 #: Clients whose events are told apart from repeats; more than may be attached.
 _MAX_ROUTES: Final = 256
 
@@ -44,6 +46,7 @@ class _Posted:
     direction: Direction
     posted_at: float
     peer: str
+    n_token_spans: int
 
 
 class Observer:
@@ -60,6 +63,8 @@ class Observer:
         self._problems = ProblemLog()
         self._ops: dict[OpId, _Posted] = {}
         self._sessions: dict[SessionId, str] = {}
+        #: Peer instances whose split NHD heads were warned about.
+        self._warned: set[str] = set()
         #: (route, sequence) and type of the request that is being served.
         self._request: tuple[ClientRoute, int, str] = (b"", 0, "")
         #: Highest event that was offered to each client, longest unused first.
@@ -85,8 +90,7 @@ class Observer:
             case Transition():
                 self._transition(effect)
             case PostOp():
-                peer = self._sessions.get(effect.session, "")
-                self._ops[effect.op] = _Posted(effect.direction, now, peer)
+                self._posted(effect, now)
             case ReplyToClient():
                 self._replied(effect)
             case SendToPeer(body=AckConfirmed() as body):
@@ -123,11 +127,20 @@ class Observer:
         detail = f"{type(effect.body).__name__} to request {effect.sequence}"
         self.problem(CountProblem(REPLY_UNDELIVERED, detail), now)
 
+    def _posted(self, effect: PostOp, now: float) -> None:
+        peer, n = self._sessions.get(effect.session, ""), effect.plan.n_token_spans
+        self._ops[effect.op] = _Posted(effect.direction, now, peer, n)
+        if n and peer not in self._warned and len(self._warned) < _MAX_WARNED:
+            self._warned.add(peer)
+            log_token_spans(peer, n, effect.plan.n_bytes)
+
     def _op_ended(self, event: OpEnded, now: float) -> None:
         posted = self._ops.pop(event.op, None)
         if posted is None:
             return
         self._metrics.op_ended(posted.direction, event.error is None, now - posted.posted_at)
+        if posted.n_token_spans:
+            self._metrics.token_spans(posted.peer, posted.n_token_spans)
         if event.n_bytes:
             self._metrics.peer_bytes(posted.peer, posted.direction, event.n_bytes)
 

@@ -42,6 +42,11 @@ COUNTERS: Final = (
         "Problems from outside that were contained.",
         ("kind",),
     ),
+    Spec(
+        "moriiod_token_spans_total",
+        "Descriptors of one token each, of heads that are split in an NHD layout.",
+        ("peer",),
+    ),
     Spec("moriiod_early_dropped_total", "Early messages dropped: too many, or too old."),
 )
 HISTOGRAMS: Final = (

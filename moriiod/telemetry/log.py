@@ -182,6 +182,15 @@ def log_transition(transition: Transition) -> None:
         )
 
 
+def log_token_spans(peer: str, n_spans: int, n_bytes: int) -> None:
+    """Warn that the heads of an NHD layout are split, which costs a descriptor a token."""
+    _TRANSFER_LOG.warning(
+        "heads are split in an NHD layout: one descriptor for each token; HND on both sides needs "
+        "one for each block",
+        extra={"peer": peer, "descriptors": n_spans, "bytes": n_bytes},
+    )
+
+
 class ProblemLog:
     """Logs problems that came from outside, a few of each kind in a while.
 

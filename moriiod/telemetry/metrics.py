@@ -180,6 +180,10 @@ class Metrics:
         """
         self._count("moriiod_peer_bytes_total", self._peer(peer), direction, by=n_bytes)
 
+    def token_spans(self, peer: str, n: int) -> None:
+        """Count descriptors of one token each, by the name of the peer's instance."""
+        self._count("moriiod_token_spans_total", self._peer(peer), by=n)
+
     def peer_lost(self, peer: str) -> None:
         """Count a peer that stopped answering, by the name of its instance."""
         self._count("moriiod_peers_lost_total", self._peer(peer))

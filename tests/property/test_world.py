@@ -39,7 +39,7 @@ def _run(examples: int, steps: int = 50) -> None:
 
 @pytest.mark.timeout(240)
 def test_hostile_worlds_keep_the_safety_rules() -> None:
-    _run(700)
+    _run(1200)
 
 
 def _free_at_deadline(patch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from moriiod.client.layout import GroupSpec, TensorFacts, describe_groups
+from moriiod.client.layout import describe_groups
+from moriiod.client.spec import GroupSpec, TensorFacts
 from moriiod.core.geometry import KvGroup
 from moriiod.errors import InvalidGeometry
 

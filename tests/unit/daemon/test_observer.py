@@ -105,3 +105,20 @@ def test_event_sent_twice_is_a_repeat_and_clients_do_not_add_up(
         observer.event_sent(event, is_delivered=True, now=1.0)
     assert len(observer._offered) == 256
     assert counted(metrics, "moriiod_events_sent_total") == {("first",): 1002, ("repeat",): 1}
+
+
+def test_token_descriptors_are_counted_when_they_end_and_warned_about_once_a_peer(
+    metrics: Metrics, observer: Observer, caplog: pytest.LogCaptureFixture
+) -> None:
+    observer.effect(ef.OpenSession(1, PEER, "0" * 32, RemoteLayout(cache(), "shm", ())), 1.0)
+    for op in (1, 2):
+        observer.effect(ef.PostOp(op, 1, "read", TransferPlan((), 8, 96)), 1.0)
+    observer.event(ev.OpEnded(1, 8), 1.5)
+    observer.event(ev.OpRefused(2), 1.5)
+    observer.effect(ef.PostOp(2, 1, "read", TransferPlan((), 8, 96)), 2.0)
+    observer.event(ev.OpEnded(2, 8), 2.5)
+    assert counted(metrics, "moriiod_token_spans_total") == {("instance-b",): 192}
+    assert [record.getMessage() for record in caplog.records] == [
+        "heads are split in an NHD layout: one descriptor for each token; HND on both sides needs "
+        "one for each block"
+    ]

@@ -56,6 +56,7 @@ def test_every_counter_is_moved_by_its_method() -> None:
     metrics.op_ended("write", False, 0.001)
     metrics.peer_bytes("prefill-0", "read", 7)
     metrics.peer_lost("prefill-0")
+    metrics.token_spans("prefill-0", 96)
     metrics.request("Publish", True)
     metrics.ack(True)
     metrics.event_sent(is_repeat=True)

@@ -271,3 +271,104 @@ def test_layers_in_several_regions_keep_theirs() -> None:
     facts["l1"] = replace(facts["l1"], region=1)
     (group,) = describe_groups(facts, [replace(SPEC, layers=("l0", "l1"))], 4)
     assert [layer.region for layer in group.layers] == [0, 1]
+
+
+# --- kernel blocks, head sizes of single layers ---------------------------------------------------
+
+
+def test_kernel_blocks_smaller_than_the_block_table_s() -> None:
+    group = describe(tensor(2, 40, T, H, D), block_tokens=4 * T, kernel_tokens=T)
+    (layer,) = group.layers
+    assert (group.num_blocks, group.tiles_per_block, group.tile_tokens) == (10, 4, T)
+    assert layer.piece_bytes == layer.block_stride == T * H * D * 2
+    assert layer.kv_stride == 40 * layer.piece_bytes
+
+
+@pytest.mark.parametrize(
+    ("facts", "changes", "why"),
+    [
+        (tensor(2, 40, T, H, D), {"block_tokens": 4 * T}, "kernel_tokens says"),
+        (tensor(2, 41, T, H, D), {"block_tokens": 2 * T, "kernel_tokens": T}, "multiple of 2"),
+        (tensor(2, 40, T, H, D), {"block_tokens": 24, "kernel_tokens": T}, "do not fill"),
+        (tensor(2, 40, T, H, D), {"block_tokens": 0}, "do not fill"),
+        (tensor(2, 40, T, H, D), {"head_sizes": {"other": 8}}, "'other'"),
+        (tensor(2, 40, T, H, D), {"parts": {"l0": (8, 8)}}, "mean nothing"),
+    ],
+)
+def test_G8_kernel_blocks_that_do_not_fit_are_refused(
+    facts: TensorFacts, changes: dict[str, Any], why: str
+) -> None:
+    assert why in refused(facts, **changes)
+
+
+def test_G9_layers_of_one_group_may_differ_in_head_size() -> None:
+    facts = {"l0": tensor(10, T, 576), "k": tensor(10, T, 132, region=1)}
+    spec = replace(
+        SPEC, layout="mla", total_kv_heads=1, head_size=576, layers=("l0", "k"),
+        head_sizes={"k": 132},
+    )  # fmt: skip
+    (group,) = describe_groups(facts, [spec], 4)
+    assert [layer.piece_bytes for layer in group.layers] == [T * 576 * 2, T * 132 * 2]
+
+
+# --- recurrent state ------------------------------------------------------------------------------
+
+STATE = replace(
+    SPEC, layout="state", head_order="HND", block_tokens=1, total_kv_heads=32, head_size=1
+)
+
+
+def state(facts: TensorFacts, tp_size: int | None = 4, **changes: Any) -> KvGroup:
+    (group,) = describe_groups({"l0": facts}, [replace(STATE, **changes)], tp_size)
+    return group
+
+
+def test_state_is_one_piece_a_slot_split_by_heads() -> None:
+    group = state(tensor(6, 8, 16, 4))
+    (layer,) = group.layers
+    assert (group.num_blocks, group.block_tokens, group.total_kv_heads) == (6, 1, 32)
+    assert (layer.pieces, layer.piece_bytes, layer.parts) == (1, 8 * 16 * 4 * 2, ())
+
+
+def test_convolution_has_a_part_for_each_projection() -> None:
+    (layer,) = state(tensor(6, 16 + 16 + 32, 3), parts={"l0": (16, 16, 32)}).layers
+    assert layer.parts == (16 * 3 * 2, 16 * 3 * 2, 32 * 3 * 2)
+    # Positions outermost: every position is split alike.
+    (layer,) = state(tensor(6, 3, 64), parts={"l0": (16, 16, 32)}).layers
+    assert layer.parts == (16 * 2, 16 * 2, 32 * 2) * 3
+    assert layer.piece_bytes == sum(layer.parts)
+
+
+def test_convolution_and_state_of_one_group_may_have_different_types() -> None:
+    facts = {"conv": tensor(6, 64, 3), "ssm": tensor(6, 8, 16, region=1, dtype="float32")}
+    spec = replace(STATE, layers=("conv", "ssm"), parts={"conv": (32, 32)})
+    (group,) = describe_groups(facts, [spec], 4)
+    assert group.dtype == "bfloat16/float32"
+
+
+@pytest.mark.parametrize(
+    ("facts", "changes", "why"),
+    [
+        (tensor(6, 64, 64), {"parts": {"l0": (32, 32)}}, "dimension 1 or dimension 2"),
+        (tensor(6, 65, 3), {"parts": {"l0": (32, 32)}}, "no dimension"),
+        (tensor(6, 64, 3), {"parts": {"l0": (60, 4)}}, "does not split into 8 heads"),
+        (tensor(6, 4, 3), {}, "does not split into 8 heads"),
+        (tensor(6, 9, 64), {"parts": {"l0": (32, 32)}}, "more than 16"),
+        (tensor(6), {}, "needs slots"),
+        (tensor(6, 8, 16, stride=(300, 17, 1)), {}, "not contiguous"),
+        (tensor(6, 8, 16, stride=(0, 16, 1)), {}, "same bytes"),
+        (tensor(6, 8, 16), {"block_tokens": 16}, "no tokens"),
+        (tensor(6, 8, 16), {"head_order": "NHD"}, "no tokens"),
+        (tensor(6, 8, 16), {"total_kv_heads": 6}, "spread evenly"),
+    ],
+)
+def test_state_that_contradicts_its_description_is_refused(
+    facts: TensorFacts, changes: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(InvalidGeometry) as raised:
+        state(facts, **changes)
+    assert why in raised.value.message
+
+
+def test_state_of_an_unknown_tp_size_is_taken_as_said() -> None:
+    assert state(tensor(6, 5, 16), tp_size=None).layers[0].piece_bytes == 160

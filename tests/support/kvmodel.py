@@ -97,6 +97,11 @@ class Side:
     shares_region: bool = True
     base: int = 0
 
+    @property
+    def hole(self) -> int:
+        """Bytes at the start of a region that are never touched, so that they take no memory."""
+        return self.base if self.base >= 1 << 30 else 0
+
 
 @dataclass
 class Rank:
@@ -154,7 +159,10 @@ def make_rank(model: Sequence[GroupModel], side: Side, rank: int, seed: int) -> 
                 kernel_tokens=held.kernel_tokens,
             )
         )
-    regions = [dice.integers(0, 256, n, dtype=np.uint8) for n in sizes]
+    regions = [np.zeros(n, np.uint8) for n in sizes]
+    for region in regions:
+        there = region[side.hole :]
+        there[:] = dice.integers(0, 256, len(there), dtype=np.uint8)
     layout = CacheLayout(f"{rank:032x}", tuple(groups), tuple(sizes))
     found = Rank(layout, regions)
     for group, held, layers_of in zip(model, side.groups, placed, strict=True):

@@ -34,6 +34,7 @@ _LAZY: Final = {
     "serve": "moriiod.cli.serve",
     "demo": "moriiod.cli.demo",
     "status": "moriiod.cli.admin",
+    "plan": "moriiod.cli.plan",
 }
 #: The base of what typer raises for bad usage. typer has its own since it carries its own click.
 _UsageProblem: Final[type[Exception]] = next(

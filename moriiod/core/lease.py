@@ -216,9 +216,9 @@ class Lease(Transfer):
 
     def check_expiry(self) -> None:
         """The timer fired: revoke, unless the lease was renewed meanwhile."""
-        if self.is_open and self._ctx.now >= self.expires_at:
+        if self._ctx.now >= self.expires_at:
             self.revoke(LeaseExpired("not read within the lease", lease_s=self.lease_s))
-        elif self.is_open:
+        else:
             self.table.arm_expiry(self)
 
     def revoke(self, error: MoriiodError) -> None:
@@ -226,6 +226,7 @@ class Lease(Transfer):
         if not self.is_open:
             return
         self.error = error
+        self.table.disarm_expiry(self)
         self.enter("revoking", error.code)
         for claim in self.open_claims():
             revoke = Revoke(self.transfer_id, claim.pull_id, self.lease_id, wire_error(error))

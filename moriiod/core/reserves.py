@@ -67,6 +67,7 @@ class Reserves:
     def _make_legs(self, reserve: Reserve, layout: CacheLayout, *, writes: bool) -> None:
         ours, peer = self.ctx.identity, reserve.request.peer
         remote_tp = peer.tp_size or ours.tp_size
+        topology.check_sizes(remote_tp, ours.tp_size)
         for group in layout.groups:
             topology.check_transfer(
                 ours.tp_size,

@@ -187,23 +187,30 @@ class Pushes:
     def on_revoke_grant(self, peer: Peer, message: RevokeGrant) -> None:
         """A consumer rank takes its grant back: answered when nothing writes there any more."""
         told = self._told.get((peer.epoch, message.grant_id))
-        if told is not None:
+        if isinstance(told, WriteFailed):
             self.tell_end(peer, told)
             return
-        self._early.discard(message.transfer_id, message.grant_id, peer)
-        push = self._live.get(message.transfer_id)
-        target = None if push is None else push.targets.get(peer.identity.tp_rank)
-        if push is not None and target is not None and target.grant.grant_id == message.grant_id:
-            push.revoked(target)
+        if told is None and self._revoke_target(peer, message):
             return
         # Never seen, or long forgotten: remembered from now on, so that a late copy of the grant
-        # cannot start anything.
+        # cannot start anything. Or written, and WriteDone does not get through: the consumer no
+        # longer hopes for its data, all it needs to hear is that nothing writes there (case T4).
         failed = WriteFailed(
             message.transfer_id,
             message.grant_id,
             wire_error(TransferAborted("the grant was taken back")),
         )
         self.tell_end(peer, failed)
+
+    def _revoke_target(self, peer: Peer, message: RevokeGrant) -> bool:
+        """End the writes of a grant; False if there are none to end."""
+        self._early.discard(message.transfer_id, message.grant_id, peer)
+        push = self._live.get(message.transfer_id)
+        target = None if push is None else push.targets.get(peer.identity.tp_rank)
+        if push is None or target is None or target.grant.grant_id != message.grant_id:
+            return False
+        push.revoked(target)
+        return True
 
     def tell_end(self, peer: Peer, message: _EndMessage) -> None:
         """Tell a consumer rank that its grant is over, until it confirms."""

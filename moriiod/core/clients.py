@@ -296,8 +296,9 @@ class Clients:
             self._close_sessions(client.generation)
             self._ctx.emit(ReleaseMemory(client.generation))
         elif client.memory is Memory.NONE and client.is_gone:
-            del self._clients[client.generation]
-            self._ctx.emit(DisconnectWorker(client.generation))
+            # Both the end of its last transfer and its own may come here.
+            if self._clients.pop(client.generation, None) is not None:
+                self._ctx.emit(DisconnectWorker(client.generation))
 
     def _answer_registration(self, client: Client, body: Reply) -> None:
         waiting, client.waiting_reply = client.waiting_reply, None

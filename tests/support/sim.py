@@ -87,7 +87,7 @@ class Worker:
         self.world = world
         self.daemon = daemon
         self.generation = world.new_id()
-        self.memory = world.rng.integers(0, 256, (N_LAYERS, N_BLOCKS, PIECE), dtype=np.uint8)
+        self.memory = world.rng.integers(0, 256, (N_LAYERS, world.n_blocks, PIECE), dtype=np.uint8)
         #: What the memory must hold as long as nobody may write to it; masked where busy.
         self.noise = self.memory.copy()
         self.busy: dict[int, Held] = {}
@@ -126,7 +126,7 @@ class Worker:
         self.orphans = []
         reply = self.ask(req.Attach(self.generation, "w", self.lost_epoch, orphans))
         assert isinstance(reply, req.Attached), reply
-        self.send(req.RegisterCaches(make_groups(), (self.memory.nbytes,)))
+        self.send(req.RegisterCaches(make_groups(self.world.n_blocks), (self.memory.nbytes,)))
 
     def hold(self, held: Held, body: req.Request) -> req.Reply | None:
         """Ask for a transfer; if it is accepted, its blocks are not ours until it ends.
@@ -231,7 +231,7 @@ class Worker:
 
     def check_noise(self) -> None:
         """Nobody wrote into a block that is ours."""
-        ours = [b for b in range(N_BLOCKS) if b not in self.busy]
+        ours = [b for b in range(self.world.n_blocks) if b not in self.busy]
         assert (self.memory[:, ours] == self.noise[:, ours]).all(), "S1: a free block was written"
 
 
@@ -262,11 +262,11 @@ class Op:
 
     def remote_blocks(self) -> list[int]:
         """Blocks of the remote worker that the copy may still touch."""
-        return [
-            block
-            for _, offset, n in self.spans()[self.done :]
-            for block in range(offset // PIECE % N_BLOCKS, offset // PIECE % N_BLOCKS + n // PIECE)
-        ]
+        blocks: list[int] = []
+        for _, offset, n in self.spans()[self.done :]:
+            first = offset // PIECE % self.remote.world.n_blocks
+            blocks += range(first, first + n // PIECE)
+        return blocks
 
 
 @dataclass(eq=False)
@@ -373,9 +373,16 @@ class World:
     """Everything, and the moves a test can make."""
 
     def __init__(
-        self, prefill_tp: int, decode_tp: int, *, seed: int = 0, settings: CoreSettings = SETTINGS
+        self,
+        prefill_tp: int,
+        decode_tp: int,
+        *,
+        seed: int = 0,
+        settings: CoreSettings = SETTINGS,
+        n_blocks: int = N_BLOCKS,
     ) -> None:
         self.settings = settings
+        self.n_blocks = n_blocks
         self.rng = np.random.default_rng(seed)
         self.now = 100.0
         self._ids = 0
@@ -647,7 +654,7 @@ class World:
                 is_orphaned_source = side and op.direction == "read" and not op.peer.is_alive
                 if not worker.is_alive or is_orphaned_source:
                     continue
-                first = span[side] // PIECE % N_BLOCKS
+                first = span[side] // PIECE % self.n_blocks
                 for block in range(first, first + span[2] // PIECE):
                     held = worker.busy.get(block)
                     assert held is not None, f"S1: {op.direction} touches free block {block}"

@@ -118,7 +118,7 @@ class Leases:
         if reason is not None:
             self._refuse(peer, message, reason)
         elif self.ctx.is_draining or not self._early.put(
-            message.transfer_id, message.pull_id, peer, message
+            message.transfer_id, message.pull_id, peer, message, sum(map(len, message.blocks))
         ):
             self._refuse(peer, message, UnknownTransfer("not published here"))
 

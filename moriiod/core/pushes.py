@@ -144,7 +144,7 @@ class Pushes:
         """A consumer rank granted blocks."""
         told = self._told.get((peer.epoch, grant.grant_id))
         if told is not None:
-            self.tell_end(peer, told)
+            self.peers.send(peer.epoch, told)
             return
         push = self._live.get(grant.transfer_id)
         reason = self._reasons.get(grant.transfer_id)
@@ -153,7 +153,7 @@ class Pushes:
         elif reason is not None:
             self._refuse(peer, grant, reason)
         elif self.ctx.is_draining or not self._early.put(
-            grant.transfer_id, grant.grant_id, peer, grant
+            grant.transfer_id, grant.grant_id, peer, grant, sum(map(len, grant.blocks))
         ):
             self._refuse(peer, grant, UnknownTransfer("no push of this name here"))
         else:
@@ -178,17 +178,27 @@ class Pushes:
         self.peers.send(peer.epoch, GrantAccepted(grant.transfer_id, grant.grant_id))
 
     def _refuse(self, peer: Peer, grant: Grant, error: MoriiodError) -> None:
-        failed = WriteFailed(grant.transfer_id, grant.grant_id, wire_error(error))
-        self.tell_end(peer, failed)
+        self._answer_once(peer, WriteFailed(grant.transfer_id, grant.grant_id, wire_error(error)))
+
+    def _answer_once(self, peer: Peer, failed: WriteFailed) -> None:
+        """Answer what the consumer repeats until it is answered: nothing of it is kept here."""
+        self._told.put((peer.epoch, failed.grant_id), failed)
+        self.peers.send(peer.epoch, failed)
 
     def _give_up_grant(self, peer: Peer, grant: Grant) -> None:
-        self._refuse(peer, grant, UnknownTransfer("no push of this name here in time"))
+        """The grant was accepted, so the consumer asks no more: it has to be told."""
+        error = UnknownTransfer("no push of this name here in time")
+        failed = WriteFailed(grant.transfer_id, grant.grant_id, wire_error(error))
+        if self.peers.outbox.count(peer.epoch) < self.ctx.settings.max_early:
+            self.tell_end(peer, failed)
+        else:
+            self._answer_once(peer, failed)
 
     def on_revoke_grant(self, peer: Peer, message: RevokeGrant) -> None:
         """A consumer rank takes its grant back: answered when nothing writes there any more."""
         told = self._told.get((peer.epoch, message.grant_id))
         if isinstance(told, WriteFailed):
-            self.tell_end(peer, told)
+            self.peers.send(peer.epoch, told)
             return
         if told is None and self._revoke_target(peer, message):
             return
@@ -200,7 +210,8 @@ class Pushes:
             message.grant_id,
             wire_error(TransferAborted("the grant was taken back")),
         )
-        self.tell_end(peer, failed)
+        self.peers.outbox.confirm(peer.epoch, ("write_end", message.grant_id))
+        self._answer_once(peer, failed)
 
     def _revoke_target(self, peer: Peer, message: RevokeGrant) -> bool:
         """End the writes of a grant; False if there are none to end."""

@@ -297,6 +297,7 @@ class Clients:
         self._release_if_unused(client)
 
     def _release_if_unused(self, client: Client) -> None:
+        # Both the end of its last transfer and its own may come here.
         if client.pins or self._clients.get(client.generation) is not client:
             return
         if client.memory is Memory.REGISTERED and (client.is_gone or client.references == 0):
@@ -304,9 +305,8 @@ class Clients:
             self._close_sessions(client.generation)
             self._ctx.emit(ReleaseMemory(client.generation))
         elif client.memory is Memory.NONE and client.is_gone:
-            # Both the end of its last transfer and its own may come here.
-            if self._clients.pop(client.generation, None) is not None:
-                self._ctx.emit(DisconnectWorker(client.generation))
+            del self._clients[client.generation]
+            self._ctx.emit(DisconnectWorker(client.generation))
 
     def _answer_registration(self, client: Client, body: Reply) -> None:
         waiting, client.waiting_reply = client.waiting_reply, None

@@ -109,7 +109,7 @@ class Peers:
     @property
     def fencing(self) -> tuple[Peer, ...]:
         """Peers whose fence the engine was asked for and has not confirmed; also void ones."""
-        return tuple(peer for peer in self._fencing.values() if peer.fence_requested)
+        return tuple(self._fencing.values())
 
     def get(self, epoch: Epoch) -> Peer | None:
         """Return the peer of an epoch, None if it is unknown or void."""
@@ -286,7 +286,7 @@ class Peers:
         peer = self._fencing.pop(epoch, None)
         if peer is None:
             self._ctx.problem("engine_event_unexpected", "fence of an unknown epoch")
-        elif peer.fence_requested:
+        else:
             peer.is_fenced = True
             self._tell_fenced(peer)
 

@@ -153,6 +153,22 @@ def test_R7_push_to_two_ranks_is_released_when_both_are_written():
     assert producer.lone.ended == [RELEASED]
 
 
+def test_S6_peer_that_confirms_nothing_is_told_of_a_grant_once_and_no_more_is_kept():
+    producer = Producer(max_early=1)
+    producer.peer.reserve("a", 5)
+    producer.lone.wait(7.0)
+    producer.peer.beat()
+    producer.lone.wait(1.0)
+    assert len(producer.peer.heard(msg.WriteFailed)) == 1
+    grant = producer.peer.reserve("b", 5)
+    for _ in range(8):
+        producer.lone.wait(1.0)
+        producer.peer.beat()
+    assert producer.lone.machine.peers.outbox.count() == 1
+    told = [body.grant_id for body in producer.lone.ever_sent(msg.WriteFailed)]
+    assert told.count(grant.grant_id) == 1
+
+
 @pytest.mark.parametrize("stated", [0, 1, 2])
 def test_R1_size_of_the_handshake_decides_who_must_be_written(stated):
     producer = Producer(consumers=2)

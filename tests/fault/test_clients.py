@@ -148,7 +148,6 @@ def test_Z5_20000_completions_wait_for_a_worker_that_does_not_read(
         "limits.max_transfers": str(2 * N_COMPLETIONS),
         "transfer.lease_s": "0.5",
         "control.heartbeat_interval_s": "0.2",
-        "limits.max_queued_messages": "64",
     }
     daemon = make_daemon("p", settings).start()
     other = make_worker(daemon)
@@ -175,6 +174,24 @@ def test_Z5_20000_completions_wait_for_a_worker_that_does_not_read(
         assert sorted(ended) == sorted(f"t{number}" for number in range(N_COMPLETIONS))
         assert slow.in_flight == 0
         assert slow.take_problems() == []
+
+
+def test_Z5_burst_of_refused_requests_is_answered_to_the_last_however_short_the_queues(
+    make_daemon: DaemonMaker,
+) -> None:
+    n = 5000
+    daemon = make_daemon("p", {"limits.max_queued_messages": "16"}).start()
+    with Client(daemon.socket_path, "burst") as client:
+        for number in range(n):  # nothing is registered
+            client.publish(f"t{number}", [[1]])
+        ended: list[str] = []
+        while len(ended) < n:
+            events = client.wait(SOON_S)
+            assert events, f"{len(ended)} were told"
+            assert {event.reason for event in events} == {"NOT_REGISTERED"}
+            ended += [event.transfer_id for event in events]
+        assert client.in_flight == 0
+        client.ping()
 
 
 # --- Z6: nonsense ---------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from moriiod.core import topology
 from moriiod.core.blocks import count_blocks, unpack_groups
 from moriiod.core.clients import Client
 from moriiod.core.early import Early
@@ -88,6 +89,8 @@ class Pushes:
             raise TransferConflict("this transfer id is live", transfer_id=request.transfer_id)
         layout = client.registered_layout
         self._admission.check(client, count_blocks(request.blocks))
+        ours = self.ctx.identity
+        topology.check_sizes(ours.tp_size, request.remote_tp_size or ours.tp_size)
         blocks = unpack_groups(request.blocks, layout, distinct=False)
         push = Push(self, client, request, blocks)
         self._live[push.transfer_id] = push

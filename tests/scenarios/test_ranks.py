@@ -58,7 +58,6 @@ def test_R1_wrong_size_1_of_a_router_is_a_mismatch_and_never_rank_0_for_all():
             ("pull", "t", "failed", "TOPOLOGY_MISMATCH"),
             ("reserve", "w", "failed", "TOPOLOGY_MISMATCH"),
         ]
-        assert "1" in worker.ended[0].message or worker.ended[0].message
     assert story.times_said(msg.Grant) == story.times_said(msg.Claim) == 0
     assert story.ends(*story.p_workers) == []
 

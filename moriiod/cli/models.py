@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -12,6 +13,31 @@ from moriiod.core.headplan import HeadShape
 from moriiod.errors import InvalidArgument
 
 _GENERATION: Final = "0" * 32
+
+
+class LayoutChoice(enum.Enum):
+    """Layout of plain attention."""
+
+    KV_FIRST = "kv_first"
+    BLOCK_FIRST = "block_first"
+    FUSED = "fused"
+    MLA = "mla"
+
+
+#: The same in the words of the core.
+LAYOUTS: Final[dict[LayoutChoice, Layout]] = {
+    LayoutChoice.KV_FIRST: "kv_first",
+    LayoutChoice.BLOCK_FIRST: "block_first",
+    LayoutChoice.FUSED: "fused",
+    LayoutChoice.MLA: "mla",
+}
+
+
+class OrderChoice(enum.Enum):
+    """What is outermost in a block."""
+
+    HND = "HND"
+    NHD = "NHD"
 
 
 @dataclass(frozen=True, slots=True)

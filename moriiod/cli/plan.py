@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import sys
 from typing import Annotated, Any, Final
@@ -11,9 +10,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from moriiod.cli.models import MODELS, Model, attention, find_model, latent
+from moriiod.cli.models import (
+    LAYOUTS,
+    MODELS,
+    LayoutChoice,
+    Model,
+    OrderChoice,
+    attention,
+    find_model,
+    latent,
+)
 from moriiod.cli.preview import Instance, Preview, make_preview
-from moriiod.core.geometry import Layout
 from moriiod.core.headplan import HeadSlice
 from moriiod.core.settings import CoreSettings
 
@@ -21,30 +28,6 @@ _MIB: Final = 1 << 20
 _PIPE_WIDTH: Final = 140
 _MAX_TOKEN_SPANS: Final = CoreSettings().max_token_spans
 _SIZE: Final = {"min": 1, "max": 1024, "metavar": "N"}
-
-
-class LayoutChoice(enum.Enum):
-    """Layout of plain attention."""
-
-    KV_FIRST = "kv_first"
-    BLOCK_FIRST = "block_first"
-    FUSED = "fused"
-    MLA = "mla"
-
-
-_LAYOUTS: Final[dict[LayoutChoice, Layout]] = {
-    LayoutChoice.KV_FIRST: "kv_first",
-    LayoutChoice.BLOCK_FIRST: "block_first",
-    LayoutChoice.FUSED: "fused",
-    LayoutChoice.MLA: "mla",
-}
-
-
-class OrderChoice(enum.Enum):
-    """What is outermost in a block."""
-
-    HND = "HND"
-    NHD = "NHD"
 
 
 def plan(  # noqa: PLR0913 - one argument for each option
@@ -107,7 +90,7 @@ def plan(  # noqa: PLR0913 - one argument for each option
             kv_heads,
             layers=layers,
             head_size=head_size,
-            layout=_LAYOUTS[layout],
+            layout=LAYOUTS[layout],
             head_order="HND" if head_order is OrderChoice.HND else "NHD",
         )
         chosen = Model(f"{kv_heads} KV heads", (group,))

@@ -68,6 +68,9 @@ class Client:
     #: Regions handed over on the fd socket: index -> bytes.
     offered: dict[int, int] = field(default_factory=dict)
     memory: Memory = Memory.NONE
+    #: Its memory was released. A generation names one memory for ever: peers may still have it
+    #: mapped, and would take other memory under the same name for it.
+    had_memory: bool = False
     layout: CacheLayout | None = None
     descriptors: tuple[bytes, ...] = ()
     #: How often the present layout was registered (M1).
@@ -220,6 +223,10 @@ class Clients:
             raise Busy("this layout is being registered", limit="registrations", retry_after_s=0.1)
         if client.memory is Memory.RELEASING:
             raise Busy("the old layout is being released", limit="registrations", retry_after_s=0.1)
+        if client.had_memory:
+            raise NotRegistered(
+                "this generation's memory was released; attach anew for other memory"
+            )
         for index, n_bytes in enumerate(request.region_bytes):
             if client.offered.get(index, -1) < n_bytes:
                 raise InvalidGeometry(
@@ -275,6 +282,7 @@ class Clients:
         if client is None or client.memory is not Memory.RELEASING:
             self._ctx.problem("engine_event_unexpected", "memory released")
             return
+        client.had_memory = True
         client.memory, client.layout, client.descriptors = Memory.NONE, None, ()
         client.offered.clear()
         self._release_if_unused(client)
@@ -289,7 +297,8 @@ class Clients:
         self._release_if_unused(client)
 
     def _release_if_unused(self, client: Client) -> None:
-        if client.pins:
+        # Both the end of its last transfer and its own may come here.
+        if client.pins or self._clients.get(client.generation) is not client:
             return
         if client.memory is Memory.REGISTERED and (client.is_gone or client.references == 0):
             client.memory = Memory.RELEASING

@@ -11,6 +11,10 @@ from moriiod.core.context import Context
 from moriiod.core.ids import AttemptId, Epoch, TransferId
 from moriiod.core.peers import Peer
 
+#: Most bytes of block ids that one buffer keeps.
+MAX_EARLY_BYTES = 64 << 20
+
+
 BodyT = TypeVar("BodyT")
 
 
@@ -19,6 +23,7 @@ class _Waiting(Generic[BodyT]):
     peer: Peer
     body: BodyT
     deadline: float
+    n_bytes: int
 
 
 _Key = tuple[Epoch, AttemptId]
@@ -39,23 +44,34 @@ class Early(Generic[BodyT]):
         #: In the order of arrival, which is the order of the deadlines.
         self._waiting: OrderedDict[tuple[TransferId, _Key], _Waiting[BodyT]] = OrderedDict()
         self._by_transfer: dict[TransferId, dict[_Key, None]] = {}
+        #: Block ids of all that waits; the rest of a message is small.
+        self._n_bytes = 0
         #: Messages that were given up since the start: too many, or too old.
         self.dropped = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, transfer_id: TransferId, attempt: AttemptId, peer: Peer, body: BodyT) -> bool:
-        """Keep a message until ``take`` or its deadline. Returns False if there is no room."""
+    def put(
+        self,
+        transfer_id: TransferId,
+        attempt: AttemptId,
+        peer: Peer,
+        body: BodyT,
+        n_bytes: int = 0,
+    ) -> bool:
+        """Keep a message of that size until ``take`` or its deadline; False if there is no room."""
         key = (transfer_id, (peer.epoch, attempt))
         if key in self._waiting:
             return True
-        if len(self._waiting) >= self._ctx.settings.max_early:
+        total = self._n_bytes + n_bytes
+        if len(self._waiting) >= self._ctx.settings.max_early or total > MAX_EARLY_BYTES:
             self._ctx.problem("early_buffer_full", transfer_id)
             self.dropped += 1
             return False
         deadline = self._ctx.now + self._ctx.settings.early_ttl_s
-        self._waiting[key] = _Waiting(peer, body, deadline)
+        self._waiting[key] = _Waiting(peer, body, deadline, n_bytes)
+        self._n_bytes = total
         self._by_transfer.setdefault(transfer_id, {})[key[1]] = None
         self._arm()
         return True
@@ -64,14 +80,17 @@ class Early(Generic[BodyT]):
         """Return and forget what waits for a transfer, oldest first."""
         keys = self._by_transfer.pop(transfer_id, {})
         taken = [self._waiting.pop((transfer_id, key)) for key in keys]
+        self._n_bytes -= sum(waiting.n_bytes for waiting in taken)
         self._arm()
         return [(waiting.peer, waiting.body) for waiting in taken if not waiting.peer.is_void]
 
     def discard(self, transfer_id: TransferId, attempt: AttemptId, peer: Peer) -> bool:
         """Forget one message; returns whether it was there."""
         key = (peer.epoch, attempt)
-        if self._waiting.pop((transfer_id, key), None) is None:
+        waiting = self._waiting.pop((transfer_id, key), None)
+        if waiting is None:
             return False
+        self._n_bytes -= waiting.n_bytes
         of_transfer = self._by_transfer[transfer_id]
         del of_transfer[key]
         if not of_transfer:

@@ -27,6 +27,7 @@ from moriiod.core.plan import Int64Array
 from moriiod.core.requests import Publish
 from moriiod.core.transfers import Ending, Transfer
 from moriiod.errors import (
+    Busy,
     InvalidTopology,
     LeaseExpired,
     MoriiodError,
@@ -39,6 +40,8 @@ from moriiod.errors import (
 if TYPE_CHECKING:
     from moriiod.core.leases import Leases
 
+#: Attempts of one consumer daemon at one lease; each may be followed by another, within reason.
+MAX_CLAIMS_OF_A_PEER = 16
 #: Which attempt of which daemon start.
 ClaimKey = tuple[Epoch, AttemptId]
 
@@ -119,6 +122,8 @@ class Lease(Transfer):
             raise self.error or LeaseExpired("the lease is over")
         if known is not None:
             return known
+        if sum(epoch == peer.epoch for epoch, _ in self.claims) >= MAX_CLAIMS_OF_A_PEER:
+            raise Busy("too many attempts of one consumer rank", limit="claims", retry_after_s=1.0)
         self._check_consumer(peer)
         self._check_blocks(message)
         claim = LeaseClaim(self, peer, message.pull_id)
@@ -220,9 +225,9 @@ class Lease(Transfer):
 
     def check_expiry(self) -> None:
         """The timer fired: revoke, unless the lease was renewed meanwhile."""
-        if self.is_open and self._ctx.now >= self.expires_at:
+        if self._ctx.now >= self.expires_at:
             self.revoke(LeaseExpired("not read within the lease", lease_s=self.lease_s))
-        elif self.is_open:
+        else:
             self.table.arm_expiry(self)
 
     def revoke(self, error: MoriiodError) -> None:
@@ -230,6 +235,7 @@ class Lease(Transfer):
         if not self.is_open:
             return
         self.error = error
+        self.table.disarm_expiry(self)
         self.enter("revoking", error.code)
         for claim in self.open_claims():
             revoke = Revoke(self.transfer_id, claim.pull_id, self.lease_id, wire_error(error))

@@ -118,7 +118,7 @@ class Leases:
         if reason is not None:
             self._refuse(peer, message, reason)
         elif self.ctx.is_draining or not self._early.put(
-            message.transfer_id, message.pull_id, peer, message
+            message.transfer_id, message.pull_id, peer, message, sum(map(len, message.blocks))
         ):
             self._refuse(peer, message, UnknownTransfer("not published here"))
 
@@ -184,7 +184,9 @@ class Leases:
         if lease is not None:
             lease.legacy_acked(ack)
         elif self._reasons.get(ack.transfer_id) is None:
-            self.early_acks.add(ack, self.ctx.now)
+            verdict = self.early_acks.add(ack, self.ctx.now)
+            if verdict.is_problem:
+                self.ctx.problem("ack_" + verdict.value, str(ack.transfer_id))
             self._arm_early_acks()
 
     def _arm_early_acks(self) -> None:
@@ -203,11 +205,15 @@ class Leases:
         key = ("lease", lease.lease_id)
         self.ctx.timers.set(key, lease.expires_at, lease.check_expiry)
 
+    def disarm_expiry(self, lease: Lease) -> None:
+        """The lease has ended or is being revoked: time means nothing to it any more."""
+        self.ctx.timers.cancel(("lease", lease.lease_id))
+
     def remove(self, lease: Lease) -> None:
         """The lease is about to report its end."""
         del self._live[lease.transfer_id]
         self._admission.active -= 1
-        self.ctx.timers.cancel(("lease", lease.lease_id))
+        self.disarm_expiry(lease)
         valid = frozenset(key for key, claim in lease.claims.items() if claim.is_valid)
         self._ended.put(lease.lease_id, valid)
         reason = lease.error or UnknownTransfer("this transfer was released already")

@@ -223,7 +223,7 @@ class Links:
                 link, SelfConnect("this endpoint is ourselves", endpoint=str(link.endpoint))
             )
             return
-        if self._peers.is_void(epoch):
+        if self._peers.is_void(epoch, message.identity):
             self._ctx.problem("stale_epoch", f"welcome of {epoch}")
             return
         if message.version not in PROTOCOL_VERSIONS:
@@ -291,7 +291,7 @@ class Links:
     def admit(self, route: PeerRoute, epoch: Epoch) -> Peer | None:
         """Return the peer of a welcomed epoch that speaks for the first time, else None."""
         identity = self._welcomed.pop(epoch, None)
-        if identity is None or self._peers.is_void(epoch):
+        if identity is None or self._peers.is_void(epoch, identity):
             return None
         return self._peers.greet(identity, route)
 
@@ -299,7 +299,7 @@ class Links:
         identity = message.identity
         if identity.epoch == self._ctx.identity.epoch:
             return SelfConnect("you dialled yourself")
-        if identity.epoch != epoch or self._peers.is_void(epoch):
+        if identity.epoch != epoch or self._peers.is_void(epoch, identity):
             return PeerRestarted("this epoch is over", old_epoch=epoch, new_epoch=identity.epoch)
         if identity.tp_rank >= identity.tp_size or identity.dp_rank >= identity.dp_size:
             return WrongPeer("the rank is not within its size")

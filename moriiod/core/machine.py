@@ -14,7 +14,7 @@ from moriiod.core.clients import Clients
 from moriiod.core.context import Context
 from moriiod.core.effects import DrainEnded, Effect, SendToPeer
 from moriiod.core.geometry import RemoteLayout
-from moriiod.core.ids import AttemptId, Epoch, Generation, PeerRoute
+from moriiod.core.ids import Epoch, Generation, PeerRoute
 from moriiod.core.leases import Leases
 from moriiod.core.links import Links
 from moriiod.core.ops import Ops
@@ -87,8 +87,6 @@ class Machine:
         self.reserves = Reserves(parts)
         self.orphans = Orphans(parts)
         self.service = Service(self)
-        #: Fence requests that wait for our operations with an old epoch to end.
-        self._fence_requests: dict[AttemptId, tuple[Peer, Epoch]] = {}
         self._drain_reported = False
 
     # --- The interface ------------------------------------------------------------------------
@@ -103,7 +101,6 @@ class Machine:
         self.ctx.now = max(now, self.ctx.now)
         self._handle(event)
         self.ctx.run_deferred()
-        self._answer_fence_requests()
         self._check_drained()
         return self.ctx.take_effects()
 
@@ -278,24 +275,25 @@ class Machine:
     # --- Fence requests -----------------------------------------------------------------------
 
     def _on_fence_request(self, peer: Peer, body: msg.FenceRequest) -> None:
-        """A restarted daemon wants to be sure that nothing reaches its worker any more."""
+        """A restarted daemon wants to be sure that nothing reaches its worker any more.
+
+        It repeats the question until it is answered, so nothing is kept of one that is too early.
+        It can end epochs of its own rank, and of another only once that one is silent.
+        """
         old = self.peers.get(body.old_epoch)
         if old is not None and old is not peer:
+            if old.is_up and old.rank_key != peer.rank_key:
+                self.ctx.problem("fence_not_of_sender", peer.identity.instance)
+                return
             error = PeerRestarted(
                 "the peer restarted", old_epoch=body.old_epoch, new_epoch=peer.epoch
             )
             self.peers.void(old, error)
+            self.ctx.run_deferred()  # so that operations that were never posted are gone
         elif old is None:
-            self.peers.mark_void(body.old_epoch)
-        self._fence_requests[body.fence_id] = (peer, body.old_epoch)
-
-    def _answer_fence_requests(self) -> None:
-        for fence_id, (peer, old_epoch) in list(self._fence_requests.items()):
-            if peer.is_void:
-                del self._fence_requests[fence_id]
-            elif not self.ops.count_with(old_epoch):
-                del self._fence_requests[fence_id]
-                self.peers.send(peer.epoch, msg.Fenced(fence_id, old_epoch))
+            self.peers.mark_void(body.old_epoch, peer.rank_key)
+        if not self.ops.count_with(body.old_epoch):
+            self.peers.send(peer.epoch, msg.Fenced(body.fence_id, body.old_epoch))
 
     # --- Drain --------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ a pause, and counts as in flight meanwhile, so that it is never posted twice (ca
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, Protocol
@@ -70,7 +69,8 @@ class Ops:
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._ops: dict[OpId, _Op] = {}
-        self._waiting: deque[OpId] = deque()
+        #: In order; a dict, so that a cancelled one leaves at once.
+        self._waiting: dict[OpId, None] = {}
         self._next_op = 1
         self.in_flight = 0
         self.in_flight_bytes = 0
@@ -94,7 +94,7 @@ class Ops:
         self._next_op += 1
         self._ops[op.op] = op
         use.acquire()
-        self._waiting.append(op.op)
+        self._waiting[op.op] = None
         self._pump()
         return op.op
 
@@ -140,14 +140,11 @@ class Ops:
     def _pump(self) -> None:
         settings = self._ctx.settings
         while self._waiting and self.in_flight < settings.max_ops_in_flight:
-            op = self._ops.get(self._waiting[0])
-            if op is None:  # cancelled while it waited
-                self._waiting.popleft()
-                continue
+            op = self._ops[next(iter(self._waiting))]
             room = settings.max_bytes_in_flight - self.in_flight_bytes
             if self.in_flight and op.plan.n_bytes > room:
                 return
-            self._waiting.popleft()
+            del self._waiting[op.op]
             self.in_flight += 1
             self.in_flight_bytes += op.plan.n_bytes
             self._emit_post(op)
@@ -158,6 +155,7 @@ class Ops:
 
     def _end(self, op: _Op, n_bytes: int, error: MoriiodError | None) -> None:
         del self._ops[op.op]
+        self._waiting.pop(op.op, None)
         if op.state is not _State.WAITING:
             self.in_flight -= 1
             self.in_flight_bytes -= op.plan.n_bytes

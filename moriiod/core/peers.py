@@ -26,6 +26,10 @@ REVOCATIONS = frozenset({"revoke", "revoke_grant"})
 _PATIENCE = 10
 
 
+#: (instance, DP rank, TP rank).
+RankKey = tuple[str, int, int]
+
+
 class PeerUser(Protocol):
     """Something that depends on a peer: one leg of a transfer, one claim on a lease."""
 
@@ -66,8 +70,14 @@ class Peer:
         """The peer's epoch, its key everywhere."""
         return self.identity.epoch
 
+    @property
+    def rank_key(self) -> RankKey:
+        """Which rank of which instance it is."""
+        return rank_key(self.identity)
 
-def _rank_key(identity: Identity) -> tuple[str, int, int]:
+
+def rank_key(identity: Identity) -> RankKey:
+    """Return which rank of which instance this is, whatever its epoch."""
     return identity.instance, identity.dp_rank, identity.tp_rank
 
 
@@ -83,9 +93,9 @@ class Peers:
         self._ctx = ctx
         self._on_void = on_void
         self._peers: dict[Epoch, Peer] = {}
-        self._by_rank: dict[tuple[str, int, int], Peer] = {}
+        self._by_rank: dict[RankKey, Peer] = {}
         #: Epochs that are over, newest last, bounded.
-        self._void: OrderedDict[Epoch, None] = OrderedDict()
+        self._void: OrderedDict[Epoch, RankKey] = OrderedDict()
         #: Peers whose fence the engine was asked for; also void ones, which are in no other table.
         self._fencing: dict[Epoch, Peer] = {}
         self.outbox = Outbox(ctx, self.send)
@@ -99,15 +109,20 @@ class Peers:
     @property
     def fencing(self) -> tuple[Peer, ...]:
         """Peers whose fence the engine was asked for and has not confirmed; also void ones."""
-        return tuple(peer for peer in self._fencing.values() if peer.fence_requested)
+        return tuple(self._fencing.values())
 
     def get(self, epoch: Epoch) -> Peer | None:
         """Return the peer of an epoch, None if it is unknown or void."""
         return self._peers.get(epoch)
 
-    def is_void(self, epoch: Epoch) -> bool:
-        """Whether this epoch is known to be over."""
-        return epoch in self._void
+    def is_void(self, epoch: Epoch, identity: Identity | None = None) -> bool:
+        """Whether this epoch is known to be over.
+
+        Args:
+            identity: Who claims it, where that is known: nobody can end an epoch of another rank.
+        """
+        key = self._void.get(epoch)
+        return key is not None and (identity is None or key == rank_key(identity))
 
     def send(self, epoch: Epoch, body: PeerBody) -> None:
         """Send once where the peer was last heard from; may be lost."""
@@ -124,7 +139,7 @@ class Peers:
 
     def greet(self, identity: Identity, route: PeerRoute) -> Peer:
         """A handshake with this identity succeeded; an older epoch of the same rank is void."""
-        old = self._by_rank.get(_rank_key(identity))
+        old = self._by_rank.get(rank_key(identity))
         if old is not None and old.epoch != identity.epoch:
             self.void(
                 old,
@@ -138,7 +153,7 @@ class Peers:
         if peer is None:
             peer = Peer(identity, route, self._ctx.now)
             self._peers[identity.epoch] = peer
-            self._by_rank[_rank_key(identity)] = peer
+            self._by_rank[rank_key(identity)] = peer
             self._arm(peer)
         self.heard(peer, route)
         return peer
@@ -152,6 +167,7 @@ class Peers:
             self._arm(peer)
         if peer.fence_requested and not self._owes_revocation(peer):
             peer.fence_requested = peer.is_fenced = False
+            self._fencing.pop(peer.epoch, None)
             self._ctx.emit(ReadmitPeer(peer.epoch))
 
     def _owes_revocation(self, peer: Peer) -> bool:
@@ -180,7 +196,7 @@ class Peers:
                 peer,
                 PeerLost(
                     "the peer stopped answering",
-                    peer=str(_rank_key(peer.identity)),
+                    peer=str(peer.rank_key),
                     silent_s=round(silence, 3),
                 ),
             )
@@ -217,13 +233,13 @@ class Peers:
             return
         peer.is_void, peer.is_up = True, False
         peer.is_fenced = peer.is_fenced or is_fenced
-        self.mark_void(peer.epoch)
+        self.mark_void(peer.epoch, peer.rank_key)
         self._tell_lost(peer, error)
         self._drop(peer)
 
-    def mark_void(self, epoch: Epoch) -> None:
-        """Refuse whatever this epoch says from now on, also if it was never heard of."""
-        self._void[epoch] = None
+    def mark_void(self, epoch: Epoch, key: RankKey) -> None:
+        """Refuse whatever this epoch of a rank says from now on, also if it was never heard of."""
+        self._void.setdefault(epoch, key)
         while len(self._void) > self._ctx.settings.max_tombstones:
             self._void.popitem(last=False)
 
@@ -232,8 +248,8 @@ class Peers:
         self._ctx.timers.cancel(("peer", peer.epoch))
         self.outbox.drop_peer(peer.epoch)
         self._peers.pop(peer.epoch, None)
-        if self._by_rank.get(_rank_key(peer.identity)) is peer:
-            del self._by_rank[_rank_key(peer.identity)]
+        if self._by_rank.get(peer.rank_key) is peer:
+            del self._by_rank[peer.rank_key]
         self._on_void(peer)
 
     def _tell_lost(self, peer: Peer, error: MoriiodError) -> None:
@@ -246,7 +262,7 @@ class Peers:
         """Tell ``user`` when the peer is lost, at once if it is lost already."""
         peer.users[user] = None
         if not peer.is_up:
-            error = PeerLost("the peer is not answering", peer=str(_rank_key(peer.identity)))
+            error = PeerLost("the peer is not answering", peer=str(peer.rank_key))
             self._ctx.later(partial(user.peer_lost, error))
 
     def unuse(self, peer: Peer, user: PeerUser) -> None:
@@ -270,7 +286,7 @@ class Peers:
         peer = self._fencing.pop(epoch, None)
         if peer is None:
             self._ctx.problem("engine_event_unexpected", "fence of an unknown epoch")
-        elif peer.fence_requested:
+        else:
             peer.is_fenced = True
             self._tell_fenced(peer)
 

@@ -16,9 +16,10 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from moriiod.core.address import Endpoint
+from moriiod.core.blocks import unpack_groups
 from moriiod.core.clients import Client
 from moriiod.core.faults import from_wire
-from moriiod.core.ids import Generation, OpId
+from moriiod.core.ids import OpId
 from moriiod.core.links import Expected
 from moriiod.core.messages import Ack, AckConfirmed, Claim, ClaimGranted, ClaimRefused, Revoke
 from moriiod.core.peers import Peer
@@ -70,7 +71,6 @@ class PullLeg:
         #: When to ask for more, and when the oldest unanswered question was sent.
         self.renew_at = 0.0
         self.renew_sent_at: float | None = None
-        self.session: PeerSession | None = None
         self.op: OpId | None = None
 
     @property
@@ -89,11 +89,8 @@ class PullLeg:
             return
         self.peer = peer
         self.state = LegState.CLAIMING
-        pull = self.pull
-        pull.table.peers.use(peer, self)
-        blocks = pull.claimed_blocks if self.reads else ()
-        claim = Claim(pull.transfer_id, pull.pull_id, self.reads, blocks)
-        pull.table.peers.post(peer, self.claim_key, claim)
+        self.pull.table.peers.use(peer, self)
+        self._claim(peer)
 
     def link_failed(self, error: MoriiodError) -> None:
         """The producer rank cannot be reached."""
@@ -109,18 +106,18 @@ class PullLeg:
         """
         if self.state is LegState.CLOSED:
             return
-        if self.state is LegState.CLAIMING and isinstance(error, PeerRestarted):
-            self._claim_anew()
+        is_unanswered = self.state is LegState.CLAIMING and self.pull.is_active
+        if is_unanswered and isinstance(error, PeerRestarted) and self.peer is not None:
+            self._claim_of_next(self.peer)
             return
         was_reading = self.state is LegState.READING
         self._failed(error)
         if self._is_peer_void and not was_reading:
             self._close()
 
-    def _claim_anew(self) -> None:
+    def _claim_of_next(self, old: Peer) -> None:
         """Another daemon answers at the endpoint: the one we asked took its claims with it."""
-        if self.peer is not None:
-            self.pull.table.peers.unuse(self.peer, self)
+        self.pull.table.peers.unuse(old, self)
         self.peer = None
         self.state = LegState.DIALING
         self.pull.table.links.connect(self.endpoint, self.expected, self)
@@ -139,6 +136,12 @@ class PullLeg:
 
     # --- Claim --------------------------------------------------------------------------------
 
+    def _claim(self, peer: Peer) -> None:
+        pull = self.pull
+        blocks = pull.claimed_blocks if self.reads else ()
+        claim = Claim(pull.transfer_id, pull.pull_id, self.reads, blocks)
+        pull.table.peers.post(peer, self.claim_key, claim)
+
     def granted(self, message: ClaimGranted) -> None:
         """The lease is ours for a while."""
         pull, peer = self.pull, self.peer
@@ -146,16 +149,23 @@ class PullLeg:
             return  # a repeat
         now = pull.now
         asked_at = pull.table.peers.outbox.first_sent(peer.epoch, self.claim_key) or now
+        valid_until = asked_at + message.ttl_s
+        if pull.is_active and valid_until <= now:
+            # Our claim waited there for the publish, and nobody knows how long the grant was on its
+            # way. The answer to a new question is worth its time.
+            self._claim(peer)
+            return
         pull.table.peers.outbox.confirm(peer.epoch, self.claim_key)
         self.lease_id = message.lease_id
-        self.valid_until = asked_at + message.ttl_s
-        self.renew_at = now + message.ttl_s / 3
+        self.valid_until = valid_until
+        self.renew_at = now + (valid_until - now) / 3
         self.state = LegState.HOLDING
-        pull.table.hold(self)
         if not pull.is_active:
-            self._ack(ok=pull.is_received)
-        elif self.reads:
-            self._open_session(peer, message.generation)
+            self._ack(peer, ok=pull.is_received)
+            return
+        pull.table.hold(peer, self)
+        if self.reads:
+            pull.table.sessions.ensure(peer, pull.layout, message.generation, self)
 
     def refused(self, message: ClaimRefused) -> None:
         """The producer has no such lease for us."""
@@ -170,8 +180,8 @@ class PullLeg:
             self.state = LegState.HOLDING
         if self.state in (LegState.HOLDING, LegState.READING, LegState.READ):
             self._failed(from_wire(message.error))
-            if self.state is LegState.HOLDING:
-                self._ack(ok=False)
+            if self.state is LegState.HOLDING and self.peer is not None:
+                self._ack(self.peer, ok=False)
 
     def lease_lost(self) -> None:
         """The producer does not know the lease any more, or did not answer in time."""
@@ -180,20 +190,14 @@ class PullLeg:
 
     # --- Read ---------------------------------------------------------------------------------
 
-    def _open_session(self, peer: Peer, generation: Generation) -> None:
-        try:
-            layout = self.pull.client.registered_layout
-        except MoriiodError as error:
-            self._failed(error)
-            return
-        self.pull.table.sessions.ensure(peer, layout, generation, self)
-
     def session_ready(self, session: PeerSession) -> None:
         """Local and remote memory are paired: read."""
         table, wanted = self.pull.table, self.pull.wanted
         if self.state is not LegState.HOLDING or not self.pull.is_active or wanted is None:
             return
         try:
+            # The producer has granted these blocks; that its description has them is another thing.
+            unpack_groups(self.pull.claimed_blocks, session.remote_layout, distinct=False)
             ranks = self.expected.tp_rank, table.ctx.identity.tp_rank
             max_token_spans = table.ctx.settings.max_token_spans
             plan = wanted.plan(session, ranks, table.max_span_bytes, max_token_spans)
@@ -204,8 +208,6 @@ class PullLeg:
             self.state = LegState.READ
             self.pull.leg_read()
             return
-        self.session = session
-        session.acquire()
         self.state = LegState.READING
         self.op = table.ops.post(self, session, "read", plan)
 
@@ -217,9 +219,6 @@ class PullLeg:
     def op_ended(self, op: OpId, n_bytes: int, error: MoriiodError | None) -> None:
         """The read is over, one way or the other."""
         self.op = None
-        if self.session is not None:
-            self.session.release()
-            self.session = None
         self.state = LegState.READ
         pull = self.pull
         if pull.is_active and error is None and pull.now <= self.valid_until:
@@ -242,20 +241,18 @@ class PullLeg:
             table.ops.cancel(self.op)
         elif self.state in (LegState.HOLDING, LegState.READ):
             table.sessions.forget(self)
-            if self._is_peer_void:
+            if self.peer is None or self.peer.is_void:
                 self._close()
             else:
-                self._ack(ok=False)
+                self._ack(self.peer, ok=False)
 
     def finish(self) -> None:
         """The pull has its data: the lease is not needed any more."""
-        if self.state in (LegState.HOLDING, LegState.READ):
-            self._ack(ok=True)
+        if self.state in (LegState.HOLDING, LegState.READ) and self.peer is not None:
+            self._ack(self.peer, ok=True)
 
-    def _ack(self, *, ok: bool) -> None:
-        pull, peer = self.pull, self.peer
-        if peer is None:
-            return
+    def _ack(self, peer: Peer, *, ok: bool) -> None:
+        pull = self.pull
         self.state = LegState.ACKING
         pull.table.let_go(self)
         identity = pull.table.ctx.identity
@@ -310,6 +307,7 @@ class Pull(Transfer):
         self.request = request
         #: None of a Reject.
         self.wanted: Wanted | None = None
+        self.layout = client.registered_layout
         self.pull_id = table.ctx.new_attempt()
         self.legs: list[PullLeg] = []
         self.n_bytes = 0
@@ -327,12 +325,6 @@ class Pull(Transfer):
     def is_active(self) -> bool:
         """Whether it may still succeed."""
         return self.state in ("active", "confirming")
-
-    @property
-    def n_layers(self) -> int:
-        """Layers of the local cache."""
-        layout = self.client.layout
-        return 0 if layout is None else sum(len(group.layers) for group in layout.groups)
 
     def leg_read(self) -> None:
         """One leg has its bytes; when all have, ask every producer for its confirmation."""
@@ -354,7 +346,7 @@ class Pull(Transfer):
     def receive(self) -> None:
         """Every byte is there and was valid."""
         self.is_received = True
-        n_layers = self.n_layers if self.n_bytes else 0
+        n_layers = sum(len(group.layers) for group in self.layout.groups) if self.n_bytes else 0
         self._end(Ending("received", "acked", n_bytes=self.n_bytes, n_layers=n_layers))
         for leg in self.legs:
             leg.finish()

@@ -194,18 +194,20 @@ class Pulls:
 
     # --- Renewal ------------------------------------------------------------------------------
 
-    def hold(self, leg: PullLeg) -> None:
+    def hold(self, peer: Peer, leg: PullLeg) -> None:
         """Keep the leg's lease alive until ``let_go``."""
-        if leg.peer is not None:
-            self._holders.setdefault(leg.peer.epoch, {})[leg.lease_id] = leg
-            self._arm_renewal(leg.peer)
+        self._holders.setdefault(peer.epoch, {})[leg.lease_id] = leg
+        self._arm_renewal(peer)
 
     def let_go(self, leg: PullLeg) -> None:
         """The leg's lease need not be kept any more."""
         if leg.peer is None:
             return
-        holders = self._holders.get(leg.peer.epoch)
-        if holders is not None and holders.pop(leg.lease_id, None) is not None and not holders:
+        holders = self._holders.get(leg.peer.epoch, {})
+        if holders.get(leg.lease_id) is not leg:
+            return  # let go already; a later attempt may hold the same lease
+        del holders[leg.lease_id]
+        if not holders:
             del self._holders[leg.peer.epoch]
             self.ctx.timers.cancel(("renew", leg.peer.epoch))
 

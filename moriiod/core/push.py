@@ -71,11 +71,6 @@ class PushTarget:
         self.error: MoriiodError | None = None
 
     @property
-    def rank(self) -> int:
-        """The consumer's TP rank."""
-        return self.peer.identity.tp_rank
-
-    @property
     def is_over(self) -> bool:
         """Whether nothing more will be written to it."""
         return self.state in (TargetState.DONE, TargetState.CLOSED)
@@ -285,10 +280,7 @@ class Push(Transfer):
         Raises:
             MoriiodError: It is not one of ours; says why.
         """
-        target = self.targets.get(peer.identity.tp_rank)
-        if target is not None and target.grant.grant_id == grant.grant_id:
-            return
-        if target is not None:
+        if peer.identity.tp_rank in self.targets:
             raise TransferConflict("this consumer rank has granted already")
         identity, ours = peer.identity, self._ctx.identity
         consumer = (identity.instance, identity.dp_rank, identity.tp_size)

@@ -9,6 +9,7 @@ from moriiod.core.blocks import count_blocks, unpack_groups
 from moriiod.core.clients import Client
 from moriiod.core.early import Early
 from moriiod.core.faults import wire_error
+from moriiod.core.headplan import HeadRule
 from moriiod.core.ids import AttemptId, Epoch, TransferId
 from moriiod.core.messages import (
     Grant,
@@ -88,6 +89,9 @@ class Pushes:
             raise TransferConflict("this transfer id is live", transfer_id=request.transfer_id)
         layout = client.registered_layout
         self._admission.check(client, count_blocks(request.blocks))
+        ours = self.ctx.identity
+        rule = HeadRule.of_layout(layout, allows_uneven=self.ctx.settings.allow_uneven)
+        rule.check(ours.tp_size, request.remote_tp_size or ours.tp_size)
         blocks = unpack_groups(request.blocks, layout, distinct=False)
         push = Push(self, client, request, blocks)
         self._live[push.transfer_id] = push
@@ -144,7 +148,7 @@ class Pushes:
         """A consumer rank granted blocks."""
         told = self._told.get((peer.epoch, grant.grant_id))
         if told is not None:
-            self.tell_end(peer, told)
+            self.peers.send(peer.epoch, told)
             return
         push = self._live.get(grant.transfer_id)
         reason = self._reasons.get(grant.transfer_id)
@@ -153,7 +157,7 @@ class Pushes:
         elif reason is not None:
             self._refuse(peer, grant, reason)
         elif self.ctx.is_draining or not self._early.put(
-            grant.transfer_id, grant.grant_id, peer, grant
+            grant.transfer_id, grant.grant_id, peer, grant, sum(map(len, grant.blocks))
         ):
             self._refuse(peer, grant, UnknownTransfer("no push of this name here"))
         else:
@@ -178,32 +182,50 @@ class Pushes:
         self.peers.send(peer.epoch, GrantAccepted(grant.transfer_id, grant.grant_id))
 
     def _refuse(self, peer: Peer, grant: Grant, error: MoriiodError) -> None:
-        failed = WriteFailed(grant.transfer_id, grant.grant_id, wire_error(error))
-        self.tell_end(peer, failed)
+        self._answer_once(peer, WriteFailed(grant.transfer_id, grant.grant_id, wire_error(error)))
+
+    def _answer_once(self, peer: Peer, failed: WriteFailed) -> None:
+        """Answer what the consumer repeats until it is answered: nothing of it is kept here."""
+        self._told.put((peer.epoch, failed.grant_id), failed)
+        self.peers.send(peer.epoch, failed)
 
     def _give_up_grant(self, peer: Peer, grant: Grant) -> None:
-        self._refuse(peer, grant, UnknownTransfer("no push of this name here in time"))
+        """The grant was accepted, so the consumer asks no more: it has to be told."""
+        error = UnknownTransfer("no push of this name here in time")
+        failed = WriteFailed(grant.transfer_id, grant.grant_id, wire_error(error))
+        if self.peers.outbox.count(peer.epoch) < self.ctx.settings.max_early:
+            self.tell_end(peer, failed)
+        else:
+            self._answer_once(peer, failed)
 
     def on_revoke_grant(self, peer: Peer, message: RevokeGrant) -> None:
         """A consumer rank takes its grant back: answered when nothing writes there any more."""
         told = self._told.get((peer.epoch, message.grant_id))
-        if told is not None:
-            self.tell_end(peer, told)
+        if isinstance(told, WriteFailed):
+            self.peers.send(peer.epoch, told)
             return
-        self._early.discard(message.transfer_id, message.grant_id, peer)
-        push = self._live.get(message.transfer_id)
-        target = None if push is None else push.targets.get(peer.identity.tp_rank)
-        if push is not None and target is not None and target.grant.grant_id == message.grant_id:
-            push.revoked(target)
+        if told is None and self._revoke_target(peer, message):
             return
         # Never seen, or long forgotten: remembered from now on, so that a late copy of the grant
-        # cannot start anything.
+        # cannot start anything. Or written, and WriteDone does not get through: the consumer no
+        # longer hopes for its data, all it needs to hear is that nothing writes there (case T4).
         failed = WriteFailed(
             message.transfer_id,
             message.grant_id,
             wire_error(TransferAborted("the grant was taken back")),
         )
-        self.tell_end(peer, failed)
+        self.peers.outbox.confirm(peer.epoch, ("write_end", message.grant_id))
+        self._answer_once(peer, failed)
+
+    def _revoke_target(self, peer: Peer, message: RevokeGrant) -> bool:
+        """End the writes of a grant; False if there are none to end."""
+        self._early.discard(message.transfer_id, message.grant_id, peer)
+        push = self._live.get(message.transfer_id)
+        target = None if push is None else push.targets.get(peer.identity.tp_rank)
+        if push is None or target is None or target.grant.grant_id != message.grant_id:
+            return False
+        push.revoked(target)
+        return True
 
     def tell_end(self, peer: Peer, message: _EndMessage) -> None:
         """Tell a consumer rank that its grant is over, until it confirms."""

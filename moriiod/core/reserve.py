@@ -97,11 +97,10 @@ class GrantLeg:
 
     # --- Messages -----------------------------------------------------------------------------
 
-    def accepted(self) -> None:
+    def accepted(self, peer: Peer) -> None:
         """The producer remembers the grant."""
         self.is_accepted = True
-        if self.peer is not None:
-            self.reserve.table.peers.outbox.confirm(self.peer.epoch, ("grant", self.grant_id))
+        self.reserve.table.peers.outbox.confirm(peer.epoch, ("grant", self.grant_id))
 
     def write_done(self, message: WriteDone) -> None:
         """The producer has written everything and writes nothing more."""

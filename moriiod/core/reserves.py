@@ -117,7 +117,7 @@ class Reserves:
         """A producer has a grant."""
         leg = self._leg(peer, message.grant_id)
         if leg is not None:
-            leg.accepted()
+            leg.accepted(peer)
 
     def on_write_done(self, peer: Peer, message: WriteDone) -> None:
         """A producer has written everything."""

@@ -244,12 +244,22 @@ class Sessions:
         was_requested = session.is_opening or session.is_open
         self._fail(session, PeerLost("the session was closed"))
         if not was_requested:
-            self._peers.outbox.confirm(session.peer, ("layout", session.remote_generation))
+            self._stop_asking(session)
             return
         session.is_opening = False
         session.is_closing = True
         if session.uses == 0:
             self._close_now(session)
+
+    def _stop_asking(self, closed: PeerSession) -> None:
+        """Nobody needs the peer's layout any more, unless another session waits for it as well."""
+        asked = (closed.peer, closed.remote_generation)
+        is_shared = any(
+            (s.peer, s.remote_generation) == asked and s.remote is None
+            for s in self._by_id.values()
+        )
+        if not is_shared:
+            self._peers.outbox.confirm(closed.peer, ("layout", closed.remote_generation))
 
     def _close_now(self, session: PeerSession) -> None:
         session.is_closing = session.is_open = False

@@ -25,6 +25,8 @@ from moriiod.core.transfers import Transfer
 if TYPE_CHECKING:
     from moriiod.core.machine import Machine
 
+_AnyTransfer = Lease | Pull | Push | Reserve | Orphan
+
 #: State of a transfer that was reported, and still has to tell its peers.
 DELIVERING: Final = "delivering"
 
@@ -274,7 +276,7 @@ def _link_rows(machine: Machine, now: float, max_rows: int) -> Iterator[LinkRow]
         )
 
 
-def _transfer_row(transfer: Transfer, now: float) -> TransferRow:
+def _transfer_row(transfer: _AnyTransfer, now: float) -> TransferRow:
     ranks: tuple[int, ...] = ()
     if isinstance(transfer, Lease):
         ranks = tuple(sorted(transfer.fan_in.pending()))
@@ -288,31 +290,28 @@ def _transfer_row(transfer: Transfer, now: float) -> TransferRow:
     )
 
 
-def _legs(transfer: Transfer) -> Iterator[str]:
-    match transfer:
-        case Lease():
-            for claim in transfer.open_claims():
-                yield f"{peer_name(claim.peer)}: holding"
-        case Push():
-            for target in transfer.targets.values():
-                yield f"{peer_name(target.peer)}: {target.state.value}"
-        case Pull() | Reserve():
-            for leg in transfer.legs:
-                where = f"{leg.endpoint.host} port {leg.endpoint.port}"
-                yield f"{where if leg.peer is None else peer_name(leg.peer)}: {leg.state.value}"
-        case Orphan():
-            for fence in transfer.legs:
-                where = f"{fence.endpoint.host} port {fence.endpoint.port}"
-                yield f"{where}: {'fenced' if fence.is_over else 'asked'}"
-        case _:
-            return
+def _legs(transfer: _AnyTransfer) -> Iterator[str]:
+    if isinstance(transfer, Lease):
+        for claim in transfer.open_claims():
+            yield f"{peer_name(claim.peer)}: holding"
+    elif isinstance(transfer, Push):
+        for target in transfer.targets.values():
+            yield f"{peer_name(target.peer)}: {target.state.value}"
+    elif isinstance(transfer, Orphan):
+        for fence in transfer.legs:
+            where = f"{fence.endpoint.host} port {fence.endpoint.port}"
+            yield f"{where}: {'fenced' if fence.is_over else 'asked'}"
+    else:
+        for leg in transfer.legs:
+            where = f"{leg.endpoint.host} port {leg.endpoint.port}"
+            yield f"{where if leg.peer is None else peer_name(leg.peer)}: {leg.state.value}"
 
 
 # --- Small ----------------------------------------------------------------------------------------
 
 
-def _transfers(machine: Machine) -> Iterator[Transfer]:
-    tables: tuple[Iterable[Transfer], ...] = (
+def _transfers(machine: Machine) -> Iterator[_AnyTransfer]:
+    tables: tuple[Iterable[_AnyTransfer], ...] = (
         machine.leases,
         machine.pulls,
         machine.pushes,

@@ -98,7 +98,7 @@ class Dispatcher:
                 handles = [RegionHandle(one.kind, one.fd, one.n_bytes) for one in held]
                 self._shells.engine.register(effect.layout, handles)
             case ef.ReleaseMemory():
-                # The runner closes the file descriptors before it says MemoryReleased.
+                # The runner gives the file descriptors back before it says MemoryReleased.
                 self._shells.engine.release(effect.generation)
             case _:
                 assert_never(effect)

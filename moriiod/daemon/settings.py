@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from moriiod.config.schema import Config
 from moriiod.control.endpoint import ControlSettings
 from moriiod.core.ids import Epoch
@@ -10,6 +12,11 @@ from moriiod.core.settings import CoreSettings
 from moriiod.ipc.server import IpcSettings
 from moriiod.memory.fdserver import FdServerSettings
 from moriiod.telemetry.metrics import DaemonInfo
+
+#: An event that finds no room is sent again, a reply is not, and its client would wait for ever.
+#: So there is room for an answer to everything that a client may have asked (the library: 16,384
+#: requests), and for the events it is sent ahead.
+_MIN_QUEUED_REPLIES: Final = 1 << 15
 
 
 def identity_of(config: Config, epoch: Epoch) -> Identity:
@@ -61,6 +68,7 @@ def ipc_settings(config: Config) -> IpcSettings:
         group=config.daemon.socket_group,
         max_message_bytes=config.limits.max_message_bytes,
         max_queued_messages=config.limits.max_queued_messages,
+        min_queued_replies=_MIN_QUEUED_REPLIES,
     )
 
 

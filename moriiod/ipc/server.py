@@ -54,6 +54,7 @@ class IpcSettings:
         group: Name of the group that owns it; None = the group of the process.
         max_message_bytes: Largest body, in either direction.
         max_queued_messages: High-water mark for one client, in each direction.
+        min_queued_replies: The one towards a client is at least this.
     """
 
     path: str
@@ -61,6 +62,7 @@ class IpcSettings:
     group: str | None = None
     max_message_bytes: int = MAX_BODY_BYTES
     max_queued_messages: int = 4096
+    min_queued_replies: int = 0
 
 
 class IpcServer:
@@ -99,7 +101,7 @@ class IpcServer:
         loop = asyncio.get_running_loop()
         limits = SocketLimits(
             max_frame_bytes=_ANSWERED_EXCESS * self._settings.max_message_bytes,
-            send_hwm=self._settings.max_queued_messages,
+            send_hwm=max(self._settings.max_queued_messages, self._settings.min_queued_replies),
             recv_hwm=self._settings.max_queued_messages,
         )
         router = new_router(self._context, limits)

@@ -24,6 +24,14 @@ class FdCloser:
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[int, ...] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        #: Each changed on one thread only.
+        self._n_given = 0
+        self._n_closed = 0
+
+    @property
+    def n_open(self) -> int:
+        """Number of descriptors that are still to be closed."""
+        return self._n_given - self._n_closed
 
     def close_all(self, fds: Iterable[int]) -> None:
         """Close these descriptors, now or soon. They are nobody else's any more."""
@@ -34,6 +42,7 @@ class FdCloser:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="moriiod-closer", daemon=True)
             self._thread.start()
+        self._n_given += len(fds)
         self._queue.put(fds)
 
     def stop(self) -> None:
@@ -46,6 +55,7 @@ class FdCloser:
     def _run(self) -> None:
         while (fds := self._queue.get()) is not None:
             _close(fds)
+            self._n_closed += len(fds)
 
 
 def _close(fds: tuple[int, ...]) -> None:

@@ -56,8 +56,9 @@ class HeldRegions:
 
     @property
     def n_fds(self) -> int:
-        """Number of file descriptors that are kept open."""
-        return sum(len(g.offered) + len(g.held) for g in self._generations.values())
+        """Number of file descriptors that are open."""
+        kept = sum(len(g.offered) + len(g.held) for g in self._generations.values())
+        return kept + self._closer.n_open
 
     def add(self, generation: Generation) -> None:
         """A worker of this generation may offer regions from now on."""

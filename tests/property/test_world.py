@@ -148,7 +148,7 @@ def _release_while_held(patch: pytest.MonkeyPatch) -> None:
 
     def give_up(self: PullLeg) -> None:
         if self.peer is not None and self.lease_id:
-            self._ack(ok=False)
+            self._ack(self.peer, ok=False)
 
     patch.setattr(PullLeg, "give_up", give_up)
 

@@ -2,8 +2,9 @@
 
     python -m tests.support.e2e_daemon FAULTS section.key=value ...
 
-FAULTS is what ``engines.faulty.parse_faults`` reads. SIGUSR1 opens the gate that held and late
-operations wait at, SIGUSR2 closes it for those that come later.
+FAULTS is what ``engines.faulty.parse_faults`` reads; after a semicolon may follow what happens to
+the first operations, in order: ``seed=7;stall stall fail``. SIGUSR1 opens the gate that held and
+late operations wait at, SIGUSR2 closes it for those that come later.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ from moriiod.core.ids import Epoch
 from moriiod.daemon.lifecycle import serve
 from moriiod.engines.base import RegionExporter
 from moriiod.engines.factory import make_engine
-from moriiod.engines.faulty import FaultyEngine, parse_faults
+from moriiod.engines.faulty import Fault, FaultyEngine, parse_faults
 
 
 def main(arguments: list[str]) -> int:
     """Run until stopped; return the exit status."""
-    faults = parse_faults(arguments[0])
+    chances, _, script = arguments[0].partition(";")
+    faults, first = parse_faults(chances), [Fault(word) for word in script.split()]
     values = dict(argument.split("=", 1) for argument in arguments[1:])
     loaded = load(values, os.environ)
     chunk_bytes = loaded.config.engine.shm_chunk_bytes
 
     def make(exporter: RegionExporter, epoch: Epoch) -> FaultyEngine:
         engine = FaultyEngine(make_engine("shm", exporter, epoch, chunk_bytes), faults)
+        engine.script(*first)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, engine.open_gate)
         loop.add_signal_handler(signal.SIGUSR2, engine.close_gate)

@@ -115,6 +115,10 @@ class Lone:
         """Messages that were sent last, to whomever."""
         return [effect.body for effect in self.of(ef.SendToPeer)]
 
+    def ever_sent(self, kind: type[_EffectT]) -> list[_EffectT]:
+        """Messages of one kind that were ever sent, to whomever."""
+        return [effect.body for effect in self.ever(ef.SendToPeer) if isinstance(effect.body, kind)]
+
     @property
     def ended(self) -> list[tuple[str, str, str, str]]:
         """(role, transfer id, outcome, reason) of every end that was told last."""

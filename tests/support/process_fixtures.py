@@ -10,10 +10,12 @@ import pytest
 
 from tests.support.children import short_folder
 from tests.support.kv_cache import CacheShape
+from tests.support.pair import Pair
 from tests.support.processes import Daemon, WorkerProcess
 
 DaemonMaker = Callable[..., Daemon]
 WorkerMaker = Callable[..., WorkerProcess]
+PairMaker = Callable[..., Pair]
 
 
 @pytest.fixture
@@ -52,3 +54,25 @@ def make_worker(make_daemon: DaemonMaker) -> Generator[WorkerMaker, None, None]:
     yield make
     for worker in made:
         worker.close()
+
+
+@pytest.fixture
+def make_pair(make_daemon: DaemonMaker, make_worker: WorkerMaker) -> PairMaker:
+    """Return a maker of two daemons of one rank each that are ready, with their workers."""
+
+    def make(
+        settings: Mapping[str, str] | None = None,
+        *,
+        prefill_faults: str | None = None,
+        decode_faults: str | None = None,
+        shape: CacheShape | None = None,
+    ) -> Pair:
+        prefill = make_daemon("p", settings, faults=prefill_faults)
+        decode = make_daemon("d", settings, faults=decode_faults)
+        for daemon in (prefill, decode):
+            daemon.launch()
+        for daemon in (prefill, decode):
+            daemon.wait_ready()
+        return Pair(prefill, decode, make_worker(prefill, shape), make_worker(decode, shape))
+
+    return make

@@ -94,7 +94,7 @@ class Worker:
         self.generation = world.new_id()
         #: Bytes of one block in one layer: PIECE for each head that the rank holds.
         self.piece = PIECE * max(1, world.heads // daemon.size)
-        self.memory = self._draw(range(N_BLOCKS))
+        self.memory = self._draw(range(world.n_blocks))
         #: What the memory must hold as long as nobody may write to it; masked where busy.
         self.noise = self.memory.copy()
         self.busy: dict[int, Held] = {}
@@ -133,7 +133,7 @@ class Worker:
         self.orphans = []
         reply = self.ask(req.Attach(self.generation, "w", self.lost_epoch, orphans))
         assert isinstance(reply, req.Attached), reply
-        groups = make_groups(heads=self.world.heads, tp_size=self.daemon.size)
+        groups = make_groups(self.world.n_blocks, heads=self.world.heads, tp_size=self.daemon.size)
         self.send(req.RegisterCaches(groups, (self.memory.nbytes,)))
 
     def hold(self, held: Held, body: req.Request) -> req.Reply | None:
@@ -197,7 +197,7 @@ class Worker:
 
     def blocks_at(self, offset: int, n_bytes: int) -> range:
         """Return the blocks that some bytes of the memory belong to; they are of one layer."""
-        first = offset // self.piece % N_BLOCKS
+        first = offset // self.piece % self.world.n_blocks
         return range(first, first + (offset % self.piece + n_bytes - 1) // self.piece + 1)
 
     # --- Being told -----------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class Worker:
 
     def check_noise(self) -> None:
         """Nobody wrote into a block that is ours."""
-        ours = [b for b in range(N_BLOCKS) if b not in self.busy]
+        ours = [b for b in range(self.world.n_blocks) if b not in self.busy]
         assert (self.memory[:, ours] == self.noise[:, ours]).all(), "S1: a free block was written"
 
 
@@ -393,8 +393,10 @@ class World:
         heads: int = 0,
         seed: int = 0,
         settings: CoreSettings = SETTINGS,
+        n_blocks: int = N_BLOCKS,
     ) -> None:
         self.settings = settings
+        self.n_blocks = n_blocks
         #: KV heads of the model; 0 = MLA.
         self.heads = heads
         shape = HeadShape(heads) if heads else REPLICATED

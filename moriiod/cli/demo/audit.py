@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from moriiod.cli.demo.figures import DaemonFigures
 from moriiod.cli.demo.messages import Checked, Ended
 from moriiod.cli.demo.plan import DemoOptions, DemoRequest, Rank
-from moriiod.core import topology
 
 #: Role, outcome and reason of a transfer that went well, by mode and side.
 _GOOD_ENDS = {
@@ -112,8 +111,7 @@ class Audit:
 
     def bytes_of(self, request: DemoRequest) -> int:
         """Return what each decode rank gets of a request."""
-        shape = self.options.shape("decode")
-        return len(request.decode_blocks) * shape.layers * shape.block_bytes
+        return self.options.shape("decode").request_bytes(request.decode_blocks)
 
     def judge_daemons(self, figures: Mapping[Rank, DaemonFigures]) -> None:
         """Note every daemon whose own books differ from ours."""
@@ -147,8 +145,7 @@ class Audit:
         if rank.side == "decode":
             return 0
         n_reads = sum(request.mode == "read" for request in self.requests_of(rank))
-        options = self.options
-        return n_reads * len(topology.ack_set(rank.tp_rank, options.prefill_tp, options.decode_tp))
+        return n_reads * len(self.options.heads.ack_set(rank.tp_rank))
 
     def released_once(self, rank: Rank) -> int:
         """Return how many requests a producer rank has released exactly once."""

@@ -23,6 +23,8 @@ from moriiod.cli.demo.plan import DemoOptions, Fault, Mode, Side
 from moriiod.cli.demo.progress import show_progress
 from moriiod.cli.demo.report import outcome_document, print_outcome
 from moriiod.cli.demo.run import STOP_SIGNALS, Outcome, run_demo
+from moriiod.cli.demo.shapes import KvChoice
+from moriiod.cli.models import LAYOUTS, MODELS, LayoutChoice, OrderChoice
 from moriiod.config.load import load
 from moriiod.daemon.exitcodes import ExitCode
 from moriiod.errors import MoriiodError
@@ -119,6 +121,21 @@ def demo(  # noqa: PLR0913 - one argument for each option
             help="KV heads of the model; 0 = an MLA latent, which suits any pair of sizes.",
         ),
     ] = 0,
+    layout: Annotated[
+        LayoutChoice, typer.Option(help="Where K and V lie in a tensor, with --kv-heads.")
+    ] = LayoutChoice.KV_FIRST,
+    head_order: Annotated[
+        OrderChoice, typer.Option(help="Heads outermost in a block, or tokens.")
+    ] = OrderChoice.HND,
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help=f"KV groups of a known model instead: {', '.join(MODELS)}."
+        ),
+    ] = "",
+    allow_uneven: Annotated[
+        bool, typer.Option("--allow-uneven", help="Set topology.allow_uneven on both sides.")
+    ] = False,
     seed: Annotated[
         int, typer.Option(min=0, max=1 << 32, help="Chooses bytes, sizes and block tables.")
     ] = 1,
@@ -154,7 +171,13 @@ def demo(  # noqa: PLR0913 - one argument for each option
         requests=requests,
         modes=_MODES[mode.value],
         engine=engine,
-        kv_heads=kv_heads,
+        kv=KvChoice(
+            0 if layout is LayoutChoice.MLA else kv_heads,
+            LAYOUTS[layout],
+            "HND" if head_order is OrderChoice.HND else "NHD",
+            model,
+        ),
+        allow_uneven=allow_uneven,
         seed=seed,
         timeout_s=timeout_s,
         fault=_FAULTS[fault],

@@ -148,6 +148,7 @@ class Fleet:
             "control": {"host": HOST, "base_port": instance.base_port},
             "engine": {"name": self.options.engine},
             "telemetry": {"log_level": self.log_level},
+            "topology": {"allow_uneven": self.options.allow_uneven},
         }
         return "\n".join(
             f"[{name}]\n" + "".join(f"{key} = {toml_text(v)}\n" for key, v in table.items())
@@ -256,7 +257,11 @@ class Fleet:
             base_port=instance.base_port,
             layers=shape.layers,
             blocks=shape.blocks,
-            kv_heads=shape.kv_heads,
+            kv_heads=options.kv.kv_heads,
+            layout=options.kv.layout,
+            head_order=options.kv.head_order,
+            model=options.kv.model,
+            allow_uneven=options.allow_uneven,
             seed=options.seed,
             timeout_s=options.timeout_s,
             fault=options.fault if rank == options.faulty_rank else "none",

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from moriiod.cli.demo.plan import Fault, Mode, Side
+from moriiod.core.geometry import HeadOrder, Layout
 from moriiod.core.ids import Outcome
 
 _READ_BYTES: Final = 1 << 16
@@ -36,6 +37,10 @@ class Setup:
     layers: int
     blocks: int
     kv_heads: int
+    layout: Layout
+    head_order: HeadOrder
+    model: str
+    allow_uneven: bool
     seed: int
     timeout_s: float
     fault: Fault

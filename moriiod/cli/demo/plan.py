@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from moriiod.core.headplan import REPLICATED, HeadRule, HeadShape
+from moriiod.cli.demo.shapes import CacheShape, KvChoice
+from moriiod.core.headplan import HeadPlan
 from moriiod.errors import InvalidArgument
 
 Side = Literal["prefill", "decode"]
@@ -17,86 +18,9 @@ Mode = Literal["read", "write"]
 Fault = Literal["none", "flip-byte", "touch-canary", "lose-release", "double-release"]
 
 HOST: Final = "127.0.0.1"
-WORD_BYTES: Final = 8
-#: bfloat16.
-_ITEM_BYTES: Final = 2
-_BLOCK_TOKENS: Final = 16
-#: The latent of DeepSeek's MLA, with its rotary part.
-_LATENT: Final = 576
-_HEAD_SIZE: Final = 128
 #: A request takes at most this share of a cache, so that many fit side by side.
 _LARGEST_SHARE: Final = 8
 _MANY_RANKS: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class CacheShape:
-    """The KV cache of one rank.
-
-    Attributes:
-        layers: Layers of the model; each has a tensor of its own.
-        blocks: Blocks of each tensor.
-        kv_heads: KV heads of the whole model; 0 = an MLA latent, which every rank holds.
-        tp_size: TP size of the rank's instance.
-    """
-
-    layers: int
-    blocks: int
-    kv_heads: int
-    tp_size: int
-
-    @property
-    def is_mla(self) -> bool:
-        """Whether a block is a latent instead of K and V."""
-        return self.kv_heads == 0
-
-    @property
-    def block_tokens(self) -> int:
-        """Tokens in one block."""
-        return _BLOCK_TOKENS
-
-    @property
-    def head_size(self) -> int:
-        """Elements of one head of K, or of the latent."""
-        return _LATENT if self.is_mla else _HEAD_SIZE
-
-    @property
-    def local_heads(self) -> int:
-        """KV heads that this rank holds."""
-        return 1 if self.is_mla else max(1, self.kv_heads // self.tp_size)
-
-    @property
-    def pieces(self) -> int:
-        """K and V, or the latent alone."""
-        return 1 if self.is_mla else 2
-
-    @property
-    def piece_words(self) -> int:
-        """Size of one piece of one block, in words of 8 bytes."""
-        elements = self.block_tokens * self.local_heads * self.head_size
-        return elements * _ITEM_BYTES // WORD_BYTES
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block of one layer, all pieces."""
-        return self.pieces * self.piece_words * WORD_BYTES
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the rank's whole cache."""
-        return self.layers * self.blocks * self.block_bytes
-
-    @property
-    def layer_names(self) -> tuple[str, ...]:
-        """Names of the tensors, in the order that both sides use."""
-        return tuple(f"model.layers.{index}.attn" for index in range(self.layers))
-
-    @property
-    def tensor_shape(self) -> tuple[int, ...]:
-        """Shape of one layer's tensor."""
-        if self.is_mla:
-            return (self.blocks, self.block_tokens, self.head_size)
-        return (2, self.blocks, self.block_tokens, self.local_heads, self.head_size)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -131,7 +55,8 @@ class DemoOptions:
     requests: int = 32
     modes: tuple[Mode, ...] = ("read", "write")
     engine: str = "shm"
-    kv_heads: int = 0
+    kv: KvChoice = field(default_factory=KvChoice)
+    allow_uneven: bool = False
     seed: int = 1
     timeout_s: float = 60.0
     fault: Fault = "none"
@@ -141,12 +66,12 @@ class DemoOptions:
 
         Raises:
             InvalidTopology: The TP sizes do not fit each other, or the number of heads.
-            InvalidArgument: Too many ranks for one machine, or too few requests.
+            InvalidArgument: No such model, too many ranks for one machine, or too few requests.
         """
-        shape = HeadShape(self.kv_heads) if self.kv_heads else REPLICATED
-        HeadRule((shape,)).check(self.prefill_tp, self.decode_tp)
-        for tp_size in (self.prefill_tp, self.decode_tp):
-            shape.heads_of_rank(0, tp_size)
+        for group in self.kv.groups(self.layers):
+            for tp_size in (self.prefill_tp, self.decode_tp):
+                group.shape.heads_of_rank(0, tp_size)
+        self.kv.rule(allows_uneven=self.allow_uneven).check(self.prefill_tp, self.decode_tp)
         n_ranks = len(self.ranks)
         if n_ranks > _MANY_RANKS:
             raise InvalidArgument(
@@ -190,7 +115,13 @@ class DemoOptions:
 
     def shape(self, side: Side) -> CacheShape:
         """Return the KV cache of each rank of one side."""
-        return CacheShape(self.layers, self.blocks, self.kv_heads, self.tp_size(side))
+        return CacheShape(self.kv, self.layers, self.blocks, self.tp_size(side))
+
+    @property
+    def heads(self) -> HeadPlan:
+        """Who takes which heads from whom."""
+        rule = self.kv.rule(allows_uneven=self.allow_uneven)
+        return rule.plan(self.prefill_tp, self.decode_tp)
 
 
 @dataclass(frozen=True, slots=True)

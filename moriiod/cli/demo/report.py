@@ -10,10 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from moriiod.cli.demo.plan import Rank
+from moriiod.cli.demo.plan import DemoOptions, Rank
 from moriiod.cli.demo.router import ModeResult
 from moriiod.cli.demo.run import Outcome
-from moriiod.core import topology
 
 _MIB: Final = 1 << 20
 _SHOWN_PROBLEMS: Final = 20
@@ -104,12 +103,13 @@ def _print_ranks(outcome: Outcome, console: Console) -> None:
         )
     console.print()
     console.print(table)
-    table = _table("decode rank", "reads from", "requests", "received", "bytes")
+    table = _table("decode rank", "reads from", "heads", "requests", "received", "bytes")
     for rank in outcome.options.ranks_of("decode"):
         row = _rank_document(outcome, rank)
         table.add_row(
             rank.name,
             _names("P", outcome.options.prefill_instances, row["peers"]),
+            "; ".join(row["heads"]),
             str(row["requests"]),
             str(row["received"]),
             _size(row["bytes"]),
@@ -151,27 +151,44 @@ def _rank_document(outcome: Outcome, rank: Rank) -> dict[str, Any]:
     audit, options = outcome.audit, outcome.options
     found = outcome.figures[rank]
     requests = audit.requests_of(rank)
-    sizes = (options.prefill_tp, options.decode_tp)
+    heads = options.heads
     row: dict[str, Any] = {"rank": rank.name, "requests": len(requests)}
     if rank.side == "prefill":
         return row | {
-            "peers": sorted(topology.readers(rank.tp_rank, *sizes)),
-            "released_by": sorted(topology.ack_set(rank.tp_rank, *sizes)),
+            "peers": sorted(heads.readers(rank.tp_rank)),
+            "released_by": sorted(heads.ack_set(rank.tp_rank)),
             "released_once": audit.released_once(rank),
             "acks": found.acks,
             "expected_acks": audit.expected_acks(rank),
         }
     return row | {
-        "peers": list(topology.sources(rank.tp_rank, options.decode_tp, options.prefill_tp)),
+        "peers": list(heads.sources(rank.tp_rank)),
+        "heads": [_slice_text(options, rank, index) for index in range(len(heads.shapes))],
         "received": found.received,
         "bytes": sum(audit.bytes_of(request) for request in requests),
     }
 
 
+def _slice_text(options: DemoOptions, rank: Rank, index: int) -> str:
+    """Say which heads of a group come from which prefill rank: ``0..1 of P1, 2..3 of P2``."""
+    heads, group = options.heads, options.kv.groups(1)[index]
+    prefix = f"{group.name} " if len(heads.shapes) > 1 else ""
+    slices = heads.slices(index, rank.tp_rank)
+    if group.shape.is_replicated:
+        return f"{prefix}all of P{slices[0].producer_rank}"
+    first = group.shape.heads_of_rank(rank.tp_rank, options.decode_tp).start
+    parts = []
+    for one in slices:
+        start = first + one.consumer_head
+        numbers = str(start) if one.count == 1 else f"{start}..{start + one.count - 1}"
+        parts.append(f"{numbers} of P{one.producer_rank}")
+    return prefix + ", ".join(parts)
+
+
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, name in enumerate(columns):
-        is_text = index == 0 or name in ("read by", "reads from")
+        is_text = index == 0 or name in ("read by", "reads from", "heads")
         table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
     return table
 

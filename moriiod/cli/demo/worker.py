@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from moriiod.cli.demo import messages as msg
-from moriiod.cli.demo.cache import RankCache
+from moriiod.cli.demo.cache import RankCache, Sources
 from moriiod.cli.demo.messages import Channel
 from moriiod.cli.demo.params import NOTIFY_PORT
 from moriiod.cli.demo.pattern import Origin, canary
-from moriiod.cli.demo.plan import HOST, CacheShape
+from moriiod.cli.demo.plan import HOST
+from moriiod.cli.demo.shapes import CacheShape, KvChoice
 from moriiod.client import (
     Client,
     PeerAddress,
@@ -28,7 +29,7 @@ from moriiod.client import (
     producer_params,
 )
 from moriiod.client.params import ProducerAddress
-from moriiod.core.topology import resolve_remote_tp_size, sources
+from moriiod.core.topology import resolve_remote_tp_size
 from moriiod.errors import InvalidArgument, MoriiodError
 
 _LEAVE_S: Final = 10.0
@@ -40,7 +41,8 @@ class _Held:
 
     number: int
     blocks: list[int]
-    origin: Origin
+    #: Of a consumer.
+    sources: Sources | None
     started_at: float
 
 
@@ -57,7 +59,8 @@ class Worker:
         self._setup = setup
         self._channel = channel
         self._client = client
-        shape = CacheShape(setup.layers, setup.blocks, setup.kv_heads, setup.tp_size)
+        self._kv = KvChoice(setup.kv_heads, setup.layout, setup.head_order, setup.model)
+        shape = CacheShape(self._kv, setup.layers, setup.blocks, setup.tp_size)
         self._cache = RankCache(
             shape, canary(setup.seed, setup.side, setup.instance, setup.tp_rank)
         )
@@ -75,7 +78,7 @@ class Worker:
             MoriiodError: The daemon, its engine or the kernel refused.
         """
         cache = self._cache
-        self._client.register_kv_caches(cache.tensors, [cache.spec], self._setup.timeout_s)
+        self._client.register_kv_caches(cache.tensors, cache.specs, self._setup.timeout_s)
         identity = self._client.identity
         self._channel.send(msg.Registered("" if identity is None else identity.engine))
 
@@ -131,22 +134,25 @@ class Worker:
         origin = Origin(setup.seed, setup.instance, setup.tp_rank, command.number)
         # A router that gives no address still gives the size.
         consumer_tp = resolve_remote_tp_size(command.params, setup.tp_size)
-        layers = range(setup.layers)
-        self._hold(params.transfer_id, command.number, command.blocks, origin)
+        layers = range(self._cache.shape.n_layers)
+        tables = self._cache.shape.tables(command.blocks)
+        self._hold(params.transfer_id, command.number, command.blocks, None)
         if command.mode == "read":
             for layer in layers:
                 self._cache.fill(command.blocks, origin, layer)
-            self._client.publish(params.transfer_id, [command.blocks], remote_tp_size=consumer_tp)
+            self._client.publish(params.transfer_id, tables, remote_tp_size=consumer_tp)
         else:
-            self._client.push(params.transfer_id, [command.blocks], remote_tp_size=consumer_tp)
+            self._client.push(params.transfer_id, tables, remote_tp_size=consumer_tp)
             for layer in layers:
                 self._cache.fill(command.blocks, origin, layer)
                 self._client.layer_ready(params.transfer_id, layer)
             self._client.seal(params.transfer_id, len(layers))
-        returned = self._returned_params(params.transfer_id, command.blocks)
+        returned = self._returned_params(params.transfer_id, tables)
         self._channel.send(msg.Prefilled(command.number, returned))
 
-    def _returned_params(self, transfer_id: str, blocks: list[int]) -> dict[str, object] | None:
+    def _returned_params(
+        self, transfer_id: str, tables: list[list[int]]
+    ) -> dict[str, object] | None:
         """Return what the engine's first rank answers the router with."""
         setup = self._setup
         if setup.tp_rank:
@@ -158,21 +164,31 @@ class Worker:
             notify_port=NOTIFY_PORT,
             tp_size=setup.tp_size,
         )
-        return producer_params(transfer_id, [blocks], address)
+        return producer_params(transfer_id, tables, address)
 
     def _decode(self, command: msg.Decode) -> None:
         params = self._parse(command, "consumer")
-        setup = self._setup
-        (source,) = sources(setup.tp_rank, setup.tp_size, command.producer_tp_size)
-        origin = Origin(setup.seed, command.producer, source, command.number)
-        self._hold(params.transfer_id, command.number, command.blocks, origin)
+        sources = self._sources(command)
+        self._hold(params.transfer_id, command.number, command.blocks, sources)
+        tables = self._cache.shape.tables(command.blocks)
         peer = _named_peer(params)
         if command.mode == "read":
             if params.remote_blocks is None:
                 raise InvalidArgument("the producer handed back no block ids")
-            self._client.pull(params.transfer_id, peer, params.remote_blocks, [command.blocks])
+            self._client.pull(params.transfer_id, peer, params.remote_blocks, tables)
         else:
-            self._client.reserve(params.transfer_id, peer, [command.blocks])
+            self._client.reserve(params.transfer_id, peer, tables)
+
+    def _sources(self, command: msg.Decode) -> Sources:
+        """Return which producer rank wrote which of our heads."""
+        setup, there = self._setup, command.producer_tp_size
+        rule = self._kv.rule(allows_uneven=setup.allow_uneven)
+        return Sources.of_rank(
+            rule.plan(there, setup.tp_size),
+            setup.tp_rank,
+            CacheShape(self._kv, setup.layers, setup.blocks, there),
+            lambda rank: Origin(setup.seed, command.producer, rank, command.number),
+        )
 
     def _parse(self, command: msg.Prefill | msg.Decode, role: str) -> TransferParams:
         params = parse_transfer_params(command.params, command.request_id, self._setup.tp_size)
@@ -180,8 +196,10 @@ class Worker:
             raise InvalidArgument(f"the router's parameters name no {role}")
         return params
 
-    def _hold(self, transfer_id: str, number: int, blocks: list[int], origin: Origin) -> None:
-        self._held[transfer_id] = _Held(number, blocks, origin, time.monotonic())
+    def _hold(
+        self, transfer_id: str, number: int, blocks: list[int], sources: Sources | None
+    ) -> None:
+        self._held[transfer_id] = _Held(number, blocks, sources, time.monotonic())
         self._ids[number] = transfer_id
 
     def _report_ends(self) -> None:
@@ -203,18 +221,22 @@ class Worker:
     def _verify(self, number: int) -> None:
         held = self._held[self._ids[number]]
         if self._spoil("flip-byte"):
-            self._cache.flip_byte(held.blocks[0])
-        wrong = self._cache.find_wrong(held.blocks, held.origin)
-        self._channel.send(msg.Checked(number, self._cache.n_bytes(len(held.blocks)), wrong))
+            self._cache.flip_byte(held.blocks)
+        if held.sources is None:
+            raise ValueError("a producer has nothing to compare with")
+        wrong = self._cache.find_wrong(held.blocks, held.sources)
+        n_bytes = self._cache.shape.request_bytes(held.blocks)
+        self._channel.send(msg.Checked(number, n_bytes, wrong))
 
     def _sweep(self) -> None:
         """Look at the unused blocks, and make all blocks unused."""
         is_decode = self._setup.side == "decode"
         used = {block for held in self._held.values() for block in held.blocks}
         if self._spoil("touch-canary"):
-            self._cache.flip_byte(min(set(range(self._setup.blocks)) - used))
+            self._cache.flip_byte([min(set(range(self._setup.blocks)) - used)])
         # A producer's blocks have got their canaries back when they were released.
-        n_bytes, wrong = self._cache.find_touched(used if is_decode else ())
+        tables = [held.blocks for held in self._held.values()] if is_decode else []
+        n_bytes, wrong = self._cache.find_touched(tables)
         if wrong:
             used = set(range(self._setup.blocks))  # it was found once, and is not to be again
         if used and (is_decode or wrong):

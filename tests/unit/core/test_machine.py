@@ -187,8 +187,9 @@ def test_M9_restarted_daemon_learns_when_nothing_reaches_its_old_epoch_any_more(
     assert fresh.heard(msg.Fenced) == []
     assert lone.one(ef.CancelOp).op == op.op
     lone.op_ended(op)
-    assert fresh.got(msg.Fenced) == msg.Fenced(fence_id, peer.epoch)
     assert lone.ended == [("push", "t", "failed", "PEER_RESTARTED")]
+    fresh.say(msg.FenceRequest(fence_id, peer.epoch))  # it asks until it is answered
+    assert fresh.got(msg.Fenced) == msg.Fenced(fence_id, peer.epoch)
 
 
 def test_M9_epoch_that_was_never_heard_of_is_fenced_at_once_and_for_good(lone):
@@ -208,6 +209,12 @@ def test_M9_fence_request_is_answered_again_when_it_is_repeated(lone):
 def test_fence_request_of_a_daemon_under_another_name_ends_the_epoch_that_it_names(lone):
     """A worker may have moved to another rank's daemon: who asks need not be who was asked."""
     old, asking = FarPeer(lone, instance="old").dial(), FarPeer(lone, instance="new").dial()
+    asking.say(msg.FenceRequest(ATTEMPT, old.epoch))
+    assert asking.heard(msg.Fenced) == [], "one that is heard is not ended by a stranger"
+    assert not lone.machine.peers.is_void(old.epoch)
+    while lone.machine.peers.get(old.epoch).is_up:
+        lone.wait(1.0)
+        asking.beat()
     asking.say(msg.FenceRequest(ATTEMPT, old.epoch))
     assert asking.got(msg.Fenced).old_epoch == old.epoch
     assert lone.machine.peers.is_void(old.epoch)

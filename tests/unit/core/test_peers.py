@@ -181,7 +181,7 @@ def test_epochs_that_are_over_are_remembered_up_to_a_limit():
     lone = Owner(settings=replace(SETTINGS, max_tombstones=2))
     epochs = [new_id() for _ in range(3)]
     for epoch in epochs:
-        lone.machine.peers.mark_void(epoch)
+        lone.machine.peers.mark_void(epoch, ("P", 0, 0))
     assert [lone.machine.peers.is_void(epoch) for epoch in epochs] == [False, True, True]
 
 

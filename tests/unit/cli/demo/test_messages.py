@@ -7,7 +7,10 @@ import pytest
 from moriiod.cli.demo import messages as msg
 
 MESSAGES = [
-    msg.Setup("decode", 1, 2, 8, "/tmp/x/rank2.sock", 20001, 2, 16, 0, 1, 60.0, "none"),
+    msg.Setup(
+        *("decode", 1, 2, 8, "/tmp/x/rank2.sock", 20001, 2, 16, 0),
+        *("kv_first", "HND", "", False, 1, 60.0, "none"),
+    ),
     msg.Prefill(3, "read", "cmpl-x", {"do_remote_decode": True, "remote_tp_size": 8}, [3, 1]),
     msg.Decode(3, "write", "cmpl-x", {"remote_block_ids": None}, [5], 1, 4),
     msg.Verify(3),

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from moriiod.cli.demo.plan import CacheShape, DemoOptions, DemoRequest, Mode, Rank, plan_waves
+from moriiod.cli.demo.plan import DemoOptions, DemoRequest, Mode, Rank, plan_waves
+from moriiod.cli.demo.shapes import CacheShape, KvChoice
 from moriiod.errors import InvalidArgument, InvalidTopology
 
 SMALL = DemoOptions(blocks=32, requests=40, layers=2)
@@ -82,8 +83,9 @@ def test_ranks_have_the_names_that_the_tables_show() -> None:
     ("options", "error"),
     [
         (DemoOptions(prefill_tp=4, decode_tp=6), InvalidTopology),
-        (DemoOptions(prefill_tp=4, decode_tp=4, kv_heads=6), InvalidTopology),
+        (DemoOptions(prefill_tp=4, decode_tp=4, kv=KvChoice(6)), InvalidTopology),
         (DemoOptions(prefill_instances=2, decode_instances=2, requests=3), InvalidArgument),
+        (DemoOptions(kv=KvChoice(model="no-such")), InvalidArgument),
         (DemoOptions(prefill_tp=64, decode_tp=64), InvalidArgument),
     ],
 )
@@ -94,21 +96,37 @@ def test_what_cannot_work_is_refused_before_anything_starts(
         options.check()
 
 
-@pytest.mark.parametrize(("p", "d", "heads"), [(4, 8, 0), (8, 4, 2), (4, 4, 8), (1, 8, 1)])
+@pytest.mark.parametrize(("p", "d", "heads"), [(4, 8, 0), (8, 4, 2), (4, 4, 8), (4, 8, 8)])
 def test_pairs_that_work_pass(p: int, d: int, heads: int) -> None:
-    DemoOptions(prefill_tp=p, decode_tp=d, kv_heads=heads).check()
+    DemoOptions(prefill_tp=p, decode_tp=d, kv=KvChoice(heads)).check()
+
+
+def test_uneven_sizes_pass_where_they_are_allowed() -> None:
+    DemoOptions(prefill_tp=2, decode_tp=3, kv=KvChoice(6), allow_uneven=True).check()
 
 
 @pytest.mark.parametrize(
-    ("shape", "tensor", "pieces", "block_bytes"),
+    ("choice", "tensor", "pieces", "block_bytes"),
     [
-        (CacheShape(1, 9, 0, 4), (9, 16, 576), 1, 16 * 576 * 2),
-        (CacheShape(1, 9, 2, 4), (2, 9, 16, 1, 128), 2, 2 * 16 * 128 * 2),
-        (CacheShape(1, 9, 8, 4), (2, 9, 16, 2, 128), 2, 2 * 16 * 2 * 128 * 2),
+        (KvChoice(), (9, 16, 576), 1, 16 * 576 * 2),
+        (KvChoice(2), (2, 9, 1, 16, 128), 2, 2 * 16 * 128 * 2),
+        (KvChoice(8, head_order="NHD"), (2, 9, 16, 2, 128), 2, 2 * 16 * 2 * 128 * 2),
+        (KvChoice(8, "fused"), (9, 2, 16, 256), 1, 2 * 16 * 2 * 128 * 2),
     ],
 )
 def test_cache_shapes_add_up(
-    shape: CacheShape, tensor: tuple[int, ...], pieces: int, block_bytes: int
+    choice: KvChoice, tensor: tuple[int, ...], pieces: int, block_bytes: int
 ) -> None:
-    assert (shape.tensor_shape, shape.pieces, shape.block_bytes) == (tensor, pieces, block_bytes)
+    shape = CacheShape(choice, 1, 9, 4)
+    (group,) = shape.groups
+    assert (group.tensor_shape, group.group.pieces) == (tensor, pieces)
+    assert group.block_bytes == block_bytes
     assert shape.cache_bytes == 9 * block_bytes
+
+
+def test_hybrid_model_has_a_table_for_each_group() -> None:
+    shape = CacheShape(KvChoice(model="kimi-linear-48b"), 2, 9, 4)
+    assert shape.tables([5, 3, 8]) == [[5, 3, 8], [5], [5]]
+    assert shape.n_layers == 6
+    sliding = CacheShape(KvChoice(model="gpt-oss-120b"), 2, 9, 4)
+    assert sliding.tables([5, 3, 8, 1]) == [[5, 3, 8, 1], [3, 8, 1]]

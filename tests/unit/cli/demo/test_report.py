@@ -15,6 +15,7 @@ from moriiod.cli.demo.progress import show_progress
 from moriiod.cli.demo.report import outcome_document, print_outcome
 from moriiod.cli.demo.router import ModeResult
 from moriiod.cli.demo.run import Outcome
+from moriiod.cli.demo.shapes import KvChoice
 
 
 def outcome_of(options: DemoOptions) -> Outcome:
@@ -39,6 +40,17 @@ def test_table_shows_the_rank_map_the_rate_and_the_verdict() -> None:
     assert "4.00 GB/s" in text
     assert "P0/0          D0/0..1" in text
     assert text.splitlines()[-1] == "PASS"
+
+
+def test_slice_map_says_which_heads_come_from_where() -> None:
+    options = DemoOptions(prefill_tp=4, decode_tp=2, kv=KvChoice(8), requests=4)
+    text = printed(outcome_of(options))
+    assert "0..1 of P0, 2..3 of P1" in text
+    assert "4..5 of P2, 6..7 of P3" in text
+    hybrid = DemoOptions(
+        kv=KvChoice(model="kimi-linear-48b"), prefill_tp=1, decode_tp=2, requests=4
+    )
+    assert "mla all of P0; kda-conv 16..31 of P0" in printed(outcome_of(hybrid))
 
 
 def test_rank_that_nobody_reads_names_who_releases_it() -> None:

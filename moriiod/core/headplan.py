@@ -245,21 +245,18 @@ class HeadPlan:
         if self.producer_tp == self.consumer_tp:
             # Rank for rank: works whatever the heads are, so they need not divide.
             return (HeadSlice(consumer_rank, 0, 0, shape.local_heads(self.consumer_tp)),)
-        slices: list[HeadSlice] = []
-        for at, head in enumerate(shape.heads_of_rank(consumer_rank, self.consumer_tp)):
+        mine = shape.heads_of_rank(consumer_rank, self.consumer_tp)
+        slices = []
+        head = mine.start
+        while head < mine.stop:
             wanted_by = shape.holders(head, self.consumer_tp)
             held_by = shape.holders(head, self.producer_tp)
             place = (consumer_rank - wanted_by.start) * len(held_by) // len(wanted_by)
-            rank = held_by[place]
-            there = head - shape.heads_of_rank(rank, self.producer_tp).start
-            last = slices[-1] if slices else None
-            if last is not None and (rank, there) == (
-                last.producer_rank,
-                last.producer_head + last.count,
-            ):
-                slices[-1] = HeadSlice(rank, last.producer_head, last.consumer_head, last.count + 1)
-            else:
-                slices.append(HeadSlice(rank, there, at, 1))
+            theirs = shape.heads_of_rank(held_by[place], self.producer_tp)
+            end = min(mine.stop, theirs.stop)
+            there, here = head - theirs.start, head - mine.start
+            slices.append(HeadSlice(held_by[place], there, here, end - head))
+            head = end
         return tuple(slices)
 
     @cached_property

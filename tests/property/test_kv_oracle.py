@@ -93,9 +93,9 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @given(cases(), st.booleans())
-@settings(max_examples=2500)
+@settings(max_examples=2000)
 def test_every_rank_gets_exactly_its_bytes_and_nothing_else_changes(
     case: Case, reads: bool
 ) -> None:
@@ -153,6 +153,7 @@ def _ignore_kernel_blocks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SideSpacing, "starts", lambda self, units: units * self.block_stride)
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "plant",
     [

@@ -103,19 +103,32 @@ def _print_ranks(outcome: Outcome, console: Console) -> None:
         )
     console.print()
     console.print(table)
-    table = _table("decode rank", "reads from", "heads", "requests", "received", "bytes")
+    table = _table("decode rank", "reads from", "requests", "received", "bytes")
     for rank in outcome.options.ranks_of("decode"):
         row = _rank_document(outcome, rank)
         table.add_row(
             rank.name,
             _names("P", outcome.options.prefill_instances, row["peers"]),
-            "; ".join(row["heads"]),
             str(row["requests"]),
             str(row["received"]),
             _size(row["bytes"]),
         )
     console.print()
     console.print(table)
+    console.print()
+    console.print(_slice_table(outcome))
+
+
+def _slice_table(outcome: Outcome) -> Table:
+    """Return which heads of each group a decode rank takes from which prefill rank."""
+    options = outcome.options
+    table = _table("decode rank", "group", "heads")
+    for rank in options.ranks_of("decode", 0):
+        for index, group in enumerate(options.kv.groups(1)):
+            name = f"D*/{rank.tp_rank}" if options.decode_instances > 1 else rank.name
+            text = _slice_text(options, rank, index)
+            table.add_row("" if index else name, group.name, text)
+    return table
 
 
 def _readers(outcome: Outcome, row: dict[str, Any]) -> str:
@@ -172,23 +185,22 @@ def _rank_document(outcome: Outcome, rank: Rank) -> dict[str, Any]:
 def _slice_text(options: DemoOptions, rank: Rank, index: int) -> str:
     """Say which heads of a group come from which prefill rank: ``0..1 of P1, 2..3 of P2``."""
     heads, group = options.heads, options.kv.groups(1)[index]
-    prefix = f"{group.name} " if len(heads.shapes) > 1 else ""
     slices = heads.slices(index, rank.tp_rank)
     if group.shape.is_replicated:
-        return f"{prefix}all of P{slices[0].producer_rank}"
+        return f"all of P{slices[0].producer_rank}"
     first = group.shape.heads_of_rank(rank.tp_rank, options.decode_tp).start
     parts = []
     for one in slices:
         start = first + one.consumer_head
         numbers = str(start) if one.count == 1 else f"{start}..{start + one.count - 1}"
         parts.append(f"{numbers} of P{one.producer_rank}")
-    return prefix + ", ".join(parts)
+    return ", ".join(parts)
 
 
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, name in enumerate(columns):
-        is_text = index == 0 or name in ("read by", "reads from", "heads")
+        is_text = index == 0 or name in ("read by", "reads from", "group", "heads")
         table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
     return table
 

@@ -81,5 +81,6 @@ def _waiting(machine: Machine) -> Iterator[tuple[Transfer, tuple[int, ...], tupl
 def _block_bytes(layout: CacheLayout) -> tuple[int, ...]:
     """Bytes of one block in all layers, for each group."""
     return tuple(
-        sum(layer.pieces * layer.piece_bytes for layer in group.layers) for group in layout.groups
+        group.tiles_per_block * sum(layer.pieces * layer.piece_bytes for layer in group.layers)
+        for group in layout.groups
     )

@@ -162,6 +162,20 @@ def test_prefill_ranks_that_nobody_reads_are_released_too(folder: Path) -> None:
     )
 
 
+def test_decode_rank_gathers_its_heads_from_several_prefill_ranks(folder: Path) -> None:
+    sizes = ("--prefill-tp", "2", "--decode-tp", "1")
+    demo = run(folder, *sizes, "--kv-heads", "4", "--layout", "fused", *SMALL)
+    assert demo.process.returncode == 0, demo.output
+    assert re.search(r"^D0/0 +attention +0\.\.1 of P0, 2\.\.3 of P1$", demo.output, re.MULTILINE)
+    assert re.search(r"^P0/1 +D0/0 +8 +8 +4 +4$", demo.output, re.MULTILINE), demo.output
+
+
+def test_hybrid_model_moves_latent_and_recurrent_state(folder: Path) -> None:
+    demo = run(folder, *ONE_TO_TWO, "--model", "kimi-linear-48b", *SMALL)
+    assert demo.process.returncode == 0, demo.output
+    assert "kda-state  16..31 of P0" in demo.output
+
+
 def test_every_decode_instance_gets_from_every_prefill_instance_as_json(folder: Path) -> None:
     instances = ("--prefill-instances", "2", "--decode-instances", "2")
     sizes = ("--prefill-tp", "1", "--decode-tp", "1")

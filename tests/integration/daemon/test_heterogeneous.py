@@ -5,11 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from moriiod.core.geometry import KvGroup
 from tests.support.kvdaemons import kv_world
-from tests.support.kvmodel import Case, GroupModel, Side, SideGroup, prompt
+from tests.support.kvmodel import (
+    Case,
+    GroupModel,
+    Side,
+    SideGroup,
+    logical,
+    make_rank,
+    prompt,
+    write,
+)
 
 UNEVEN = {"topology.allow_uneven": "true"}
 BOTH_WAYS = pytest.mark.parametrize("reads", [True, False], ids=["READ", "WRITE"])
@@ -126,6 +136,29 @@ async def test_G7_one_group_that_differs_leaves_the_others_usable(
             )
             assert (await worker.end_of("t2", "pull")).outcome == "received"
             assert (await world.producers[number].end_of("t2", "publish")).outcome == "released"
+
+
+async def test_G9_layer_that_is_never_written_is_not_waited_for(tmp_path: Path) -> None:
+    three = case(2, 1, replace(ATTENTION, grow=5))
+    async with kv_world(tmp_path, three) as world:
+        (consumer,) = world.consumers
+        untouched = consumer.memory[2].bytes.copy()
+        consumer.client.reserve("t1", world.address, consumer.blocks, first=consumer.first)
+        for worker in world.producers:
+            worker.client.push("t1", worker.blocks, first=worker.first, remote_tp_size=1)
+            worker.client.layer_ready("t1", [0])
+            worker.client.layer_ready("t1", [1])
+            worker.client.seal("t1", 2)
+        end = await consumer.end_of("t1", "reserve")
+        assert (end.outcome, end.n_layers) == ("received", 2)
+        for worker in world.producers:
+            assert (await worker.end_of("t1", "push")).outcome == "released"
+        assert len(consumer.ended) == 1
+        wanted = make_rank(three.model, three.consumer, 0, 2)
+        write(wanted, 0, three.model, three.consumer, logical(three.model, 48, seed=7), [48])
+        for layer in (0, 1):
+            np.testing.assert_array_equal(consumer.memory[layer].bytes, wanted.regions[layer])
+        np.testing.assert_array_equal(consumer.memory[2].bytes, untouched)
 
 
 @BOTH_WAYS

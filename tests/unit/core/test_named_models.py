@@ -35,7 +35,7 @@ def llama(layout: str, order: str) -> tuple[GroupModel, ...]:
 @pytest.mark.parametrize("order", ["HND", "NHD"])
 @pytest.mark.parametrize("layout", ["kv_first", "block_first", "fused"])
 @pytest.mark.parametrize(("p", "d"), [(4, 8), (8, 4), (2, 8), (8, 16), (16, 2), (1, 1)])
-def test_G_llama_70b_with_8_kv_heads(layout: str, order: str, p: int, d: int, reads: bool) -> None:
+def test_llama_70b_with_8_kv_heads(layout: str, order: str, p: int, d: int, reads: bool) -> None:
     case = even(llama(layout, order), p, d)
     per_rank = 3 * 2 * 3 * 16 * max(1, 8 // d) * 4 // (2 if layout == "fused" else 1)
     assert case.run(reads=reads) == d * per_rank

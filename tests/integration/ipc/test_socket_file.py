@@ -137,7 +137,7 @@ async def test_Z3_group_member_connects_and_others_get_errno_13(
             IpcSettings(path := f"{folder}/rank0.sock", mode=0o660, group=group.gr_name),
         ),
     ):
-        Path(folder).chmod(0o755)
+        os.chmod(folder, 0o755)
         assert connect_as(NOBODY, group.gr_gid, path) == 0
         assert connect_as(NOBODY, NOBODY, path) == errno.EACCES
         assert connect_as(0, 0, path) == 0

@@ -26,7 +26,7 @@ from moriiod.core.messages import (
 from moriiod.core.parts import Parts
 from moriiod.core.peers import Peer
 from moriiod.core.planner import BlockPairs
-from moriiod.core.pull import LegState, Pull, PullLeg
+from moriiod.core.pull import RENEW_AFTER, LegState, Pull, PullLeg
 from moriiod.core.requests import PeerAddress, Reject
 from moriiod.core.requests import Pull as PullRequest
 from moriiod.errors import MoriiodError, TransferConflict, TransferTimedOut, UnknownTransfer
@@ -230,7 +230,7 @@ class Pulls:
         for leg in legs:
             if leg.renew_sent_at is None:
                 leg.renew_sent_at = now
-            leg.renew_at = now + max((leg.valid_until - now) / 3, _SHORTEST_RENEWAL_S)
+            leg.renew_at = now + max((leg.valid_until - now) * RENEW_AFTER, _SHORTEST_RENEWAL_S)
         self._arm_renewal(peer)
 
     def on_renewed(self, peer: Peer, message: Renewed) -> None:
@@ -241,7 +241,7 @@ class Pulls:
             if leg is not None and leg.renew_sent_at is not None:
                 leg.valid_until = max(leg.valid_until, leg.renew_sent_at + ttl_s)
                 leg.renew_sent_at = None
-                leg.renew_at = self.ctx.now + ttl_s / 3
+                leg.renew_at = self.ctx.now + ttl_s * RENEW_AFTER
         for _, lease_id in message.unknown:
             leg = holders.get(lease_id)
             if leg is not None:

@@ -216,19 +216,29 @@ def test_R6_dp_rank_is_dialled_by_its_rank_whatever_the_router_says_of_the_size(
     assert peer.got(msg.Claim).reads is True
 
 
-def test_R6_dp_rank_that_the_instance_does_not_have_is_never_another_rank():
-    """Whoever answers at that port is not dp rank 8 of 8: nobody is."""
-    lone, _, _ = dp_pull(8)
-    assert lone.one(ef.OpenRoute).port == BASE_PORT + 8
-    for dp in ((7, 8), (0, 8)):
-        other = FarPeer(lone, 0, 1, instance="P", dp=dp)
-        hello = next(body for body in lone.ever_sent(msg.Hello))
-        other.route = lone.ever(ef.OpenRoute)[0].route
-        other.say(msg.Welcome(hello.nonce, 1, other.identity, ("shm",)))
-        if lone.ended:
-            break
-    assert lone.ended == [("pull", "t", "failed", "WRONG_PEER")]
+@pytest.mark.parametrize("answers", [7, 0])
+def test_R6_dp_rank_that_the_instance_does_not_have_is_invalid_and_never_another_rank(answers):
+    lone, worker, _ = dp_pull(8)
+    route = lone.one(ef.OpenRoute)
+    assert route.port == BASE_PORT + 8
+    other = FarPeer(lone, 0, 1, instance="P", dp=(answers, 8))
+    (hello,) = lone.ever_sent(msg.Hello)
+    other.route = route.route
+    other.say(msg.Welcome(hello.nonce, 1, other.identity, ("shm",)))
+    (told,) = lone.of(ef.SendEvent)
+    assert (told.body.outcome, told.body.reason) == ("failed", "INVALID_TOPOLOGY")
+    assert "8" in told.body.message
     assert lone.ever_sent(msg.Claim) == []
+    assert worker.ask(req.Publish("u", (pack(1),))) == req.Done()
+
+
+def test_R6_another_dp_rank_of_the_instance_at_that_port_is_a_wrong_peer():
+    lone, _, _ = dp_pull(5)
+    other = FarPeer(lone, 0, 1, instance="P", dp=(4, 8))
+    (hello,) = lone.ever_sent(msg.Hello)
+    other.route = lone.one(ef.OpenRoute).route
+    other.say(msg.Welcome(hello.nonce, 1, other.identity, ("shm",)))
+    assert lone.ended == [("pull", "t", "failed", "WRONG_PEER")]
 
 
 def test_P3_daemon_that_reaches_itself_fails_at_once_and_serves_on():

@@ -152,10 +152,11 @@ def test_more_endpoints_than_the_limit_are_busy():
         (Expected(0, 0, 1), "TOPOLOGY_MISMATCH"),
         (Expected(0, 1, 8), "WRONG_PEER"),
         (Expected(1, 0, 8), "WRONG_PEER"),
+        (Expected(2, 0, 8), "INVALID_TOPOLOGY"),
     ],
 )
 def test_R1_who_answers_must_be_who_was_meant(lone, expected, code):
-    peer, waiter = FarPeer(lone, 0, 8, instance="P"), Waiter()
+    peer, waiter = FarPeer(lone, 0, 8, instance="P", dp=(0, 2)), Waiter()
     lone.connect(waiter, who=expected)
     peer.welcome()
     assert waiter.codes == [code]

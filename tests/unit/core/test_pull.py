@@ -254,7 +254,7 @@ def test_M4_producer_without_memory_fails_the_pull_and_is_told(one):
     assert one.peer.got(msg.Ack).ok is False
 
 
-def test_S5_granted_blocks_that_the_described_cache_does_not_have_are_not_read(one):
+def test_rule_S5_granted_blocks_that_the_described_cache_does_not_have_are_not_read(one):
     one.holding()
     groups = make_groups(2)
     layout = replace(one.peer.layout, groups=groups, region_bytes=(32,))
@@ -291,7 +291,7 @@ def test_T2_failed_read_is_reported_and_the_producer_is_told(one):
     assert one.is_clean()
 
 
-def test_S3_read_that_the_producer_calls_invalid_is_a_failure(one):
+def test_rule_S3_read_that_the_producer_calls_invalid_is_a_failure(one):
     op = one.reading()
     one.lone.op_ended(op)
     one.peer.confirm(valid=False)
@@ -579,7 +579,7 @@ def test_pull_is_received_when_every_source_was_read_and_has_confirmed():
 
 
 @pytest.mark.parametrize("happens", ["revoked", "lost", "void", "expired", "unknown"])
-def test_S3_source_that_was_read_can_still_fail_the_pull_before_the_others_are(happens):
+def test_rule_S3_source_that_was_read_can_still_fail_the_pull_before_the_others_are(happens):
     both = TwoSources()
     read, reading = both.peers
     both.lone.op_ended(both.ops[0])
@@ -650,7 +650,7 @@ def restart(one: Consumer) -> FarPeer:
     return fresh
 
 
-def test_S7_restart_of_the_producer_before_it_granted_is_claimed_of_the_next(one):
+def test_rule_S7_restart_of_the_producer_before_it_granted_is_claimed_of_the_next(one):
     one.claiming()
     old = one.peer.last(msg.Claim)
     fresh = restart(one)
@@ -663,7 +663,7 @@ def test_S7_restart_of_the_producer_before_it_granted_is_claimed_of_the_next(one
     assert one.lone.ended == [RECEIVED]
 
 
-def test_S7_pull_that_was_given_up_claims_nothing_of_the_next_epoch(one):
+def test_rule_S7_pull_that_was_given_up_claims_nothing_of_the_next_epoch(one):
     one.claiming()
     one.worker.send(req.Abort("t", "pull"))
     fresh = restart(one)
@@ -672,7 +672,7 @@ def test_S7_pull_that_was_given_up_claims_nothing_of_the_next_epoch(one):
 
 
 @pytest.mark.parametrize("state", ["holding", "reading", "acking"])
-def test_S7_restart_of_the_producer_after_it_granted_fails_the_pull(one, state):
+def test_rule_S7_restart_of_the_producer_after_it_granted_fails_the_pull(one, state):
     op = None
     if state == "holding":
         one.holding()

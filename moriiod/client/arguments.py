@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from moriiod.core.ids import (
     MAX_BLOCK_ID,
+    MAX_BLOCK_TOKENS,
     MAX_BLOCKS_PER_GROUP,
     MAX_DURATION_S,
     MAX_GROUPS,
@@ -132,6 +133,20 @@ def check_positions(name: str, first: Sequence[int]) -> tuple[int, ...]:
     if len(first) > MAX_GROUPS:
         raise invalid(name, len(first), f"at most {MAX_GROUPS} positions")
     return tuple(first)
+
+
+def check_block_tokens(name: str, tokens: Sequence[int]) -> tuple[int, ...]:
+    """Return the tokens in a block of each group.
+
+    Raises:
+        InvalidArgument: One is no whole number from 1 to the cap.
+    """
+    for n in tokens:
+        if type(n) is not int or not 1 <= n <= MAX_BLOCK_TOKENS:
+            raise invalid(name, n, f"a whole number from 1 to {MAX_BLOCK_TOKENS}")
+    if len(tokens) > MAX_GROUPS:
+        raise invalid(name, len(tokens), f"at most {MAX_GROUPS} sizes")
+    return tuple(tokens)
 
 
 def pack_groups(name: str, groups: Sequence[BlockIds]) -> GroupBlocks:

@@ -8,6 +8,7 @@ from typing import Final
 
 from moriiod.client.arguments import (
     BlockIds,
+    check_block_tokens,
     check_layer_count,
     check_layers,
     check_peer,
@@ -106,6 +107,7 @@ class TransferCalls:
         *,
         local_first: Sequence[int] = (),
         remote_first: Sequence[int] = (),
+        remote_block_tokens: Sequence[int] = (),
         timeout_s: float | None = None,
     ) -> None:
         """Consumer: copy the producer's blocks into these local blocks.
@@ -122,7 +124,9 @@ class TransferCalls:
             remote_blocks: The producer's block ids of each KV group.
             local_blocks: Our block ids of each KV group, without repeats.
             local_first: Position of each local list's first block, in blocks; () = all 0.
-            remote_first: The same for the remote lists.
+            remote_first: The same for the remote lists, in blocks of the producer.
+            remote_block_tokens: Tokens in a block of each of the producer's groups, where they
+                differ from ours (``TransferParams.remote_block_tokens``); () = the same.
             timeout_s: Give up after so many seconds; None = the daemon's setting.
         """
         self._send(
@@ -134,6 +138,7 @@ class TransferCalls:
                 check_positions("local_first", local_first),
                 check_positions("remote_first", remote_first),
                 check_seconds("timeout_s", timeout_s),
+                check_block_tokens("remote_block_tokens", remote_block_tokens),
             )
         )
 

@@ -12,7 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from moriiod.client.arguments import BlockIds, check_transfer_id, invalid, pack_groups
+from moriiod.client.arguments import (
+    BlockIds,
+    check_block_tokens,
+    check_transfer_id,
+    invalid,
+    pack_groups,
+)
 from moriiod.core.address import (
     MAX_PORT,
     RequestAddresses,
@@ -39,6 +45,8 @@ class TransferParams:
         remote_blocks: The producer's block ids of each KV group, for a consumer that pulls; None
             if the producer is yet to be told ours (WRITE).
         remote_engine_id: As the other instance calls itself; for logs only.
+        remote_block_tokens: Tokens in a block of each of the producer's groups, for ``pull``; ()
+            if the producer did not say.
     """
 
     role: Literal["producer", "consumer"]
@@ -46,6 +54,7 @@ class TransferParams:
     peer: PeerAddress | None
     remote_blocks: tuple[tuple[int, ...], ...] | None
     remote_engine_id: str | None
+    remote_block_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +119,15 @@ def parse_transfer_params(
         peer=_peer(params, addresses, is_producer, local_tp_size),
         remote_blocks=_remote_blocks(params),
         remote_engine_id=_text(params, "remote_engine_id"),
+        remote_block_tokens=_block_tokens(params),
     )
 
 
 def producer_params(
-    transfer_id: str, blocks: Sequence[BlockIds], address: ProducerAddress
+    transfer_id: str,
+    blocks: Sequence[BlockIds],
+    address: ProducerAddress,
+    block_tokens: Sequence[int] = (),
 ) -> dict[str, object]:
     """Return what a producer hands back to the router, for the consumer (READ).
 
@@ -122,6 +135,7 @@ def producer_params(
         transfer_id: As published.
         blocks: Block ids of each KV group.
         address: Where the blocks are.
+        block_tokens: Tokens in a block of each group, for consumers with blocks of other sizes.
 
     Raises:
         InvalidArgument: A block id or the transfer id cannot be.
@@ -145,6 +159,8 @@ def producer_params(
         "remote_dp_size_local": address.dp_size,
         "tp_size": address.tp_size,
     }
+    if block_tokens:
+        returned["remote_block_tokens"] = list(check_block_tokens("block_tokens", block_tokens))
     if address.node_hosts:
         returned["remote_hosts"] = [normalise_host(host) for host in address.node_hosts]
     return returned
@@ -225,6 +241,15 @@ def _remote_blocks(params: Mapping[str, object]) -> tuple[tuple[int, ...], ...] 
     groups = value if is_nested else [value]
     pack_groups("remote_block_ids", groups)
     return tuple(tuple(group) for group in groups)
+
+
+def _block_tokens(params: Mapping[str, object]) -> tuple[int, ...]:
+    value = params.get("remote_block_tokens")
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise invalid("remote_block_tokens", value, "a list of block sizes")
+    return check_block_tokens("remote_block_tokens", value)
 
 
 def _flag(params: Mapping[str, object], key: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from moriiod.core.geometry import CacheLayout
 from moriiod.core.ids import GroupBlocks, GroupPositions
 from moriiod.core.layout import unpack_blocks
-from moriiod.core.pairing import BlockTable, check_ends, pair_tables
+from moriiod.core.pairing import BlockTable, check_tables, pair_tables
 from moriiod.core.plan import Int64Array
 from moriiod.core.planner import BlockPairs
 from moriiod.errors import LengthMismatch
@@ -73,17 +73,33 @@ def tables_of(blocks: Sequence[Int64Array], first: GroupPositions) -> tuple[Bloc
 
 
 def check_groups(
-    local: Sequence[BlockTable], remote: Sequence[BlockTable], layout: CacheLayout
+    local: Sequence[BlockTable],
+    remote: Sequence[BlockTable],
+    layout: CacheLayout,
+    remote_tokens: Sequence[int] = (),
 ) -> None:
-    """Refuse lists to read that cannot fit together, whatever the peer's block sizes are.
+    """Refuse lists to read that do not fit together.
+
+    Args:
+        local: Blocks to fill.
+        remote: Blocks to read.
+        layout: Our cache.
+        remote_tokens: Tokens in a block of the peer's groups, as the request says; () = as ours.
 
     Raises:
-        LengthMismatch: A list is missing, or two lists end at different positions.
+        LengthMismatch: A list or size is missing, or two lists end at different positions.
         InvalidArgument: A local list starts before the remote one.
     """
     _check_count(local, remote)
-    for mine, theirs, group in zip(local, remote, layout.groups, strict=True):
-        check_ends(mine, theirs, group.name)
+    sizes = remote_tokens or [group.block_tokens for group in layout.groups]
+    if len(sizes) != len(layout.groups):
+        raise LengthMismatch(
+            "one block size is needed for each KV group",
+            sizes=len(sizes),
+            groups=len(layout.groups),
+        )
+    for mine, theirs, group, tokens in zip(local, remote, layout.groups, sizes, strict=True):
+        check_tables(mine, group, theirs, tokens)
 
 
 def pair_for_read(

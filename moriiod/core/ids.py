@@ -22,6 +22,8 @@ MAX_OFFSET: Final = 1 << 62
 MAX_GROUPS: Final = 64
 #: Most layers of one cache layout, all groups together.
 MAX_LAYERS: Final = 4096
+#: Most tokens in one block.
+MAX_BLOCK_TOKENS: Final = 1 << 20
 #: Most memory regions of one cache layout.
 MAX_REGIONS: Final = 4096
 #: Block ids are u32 on the wire.
@@ -78,6 +80,11 @@ GroupBlocks = Annotated[tuple[PackedBlocks, ...], MaxLen(MAX_GROUPS)]
 #: First position (in blocks from the start of the prompt) of each group's list; () means all 0.
 GroupPositions = Annotated[
     tuple[Annotated[int, Ge(0), Le(MAX_BLOCKS_PER_GROUP)], ...], MaxLen(MAX_GROUPS)
+]
+
+#: Tokens in a block of each group.
+GroupBlockTokens = Annotated[
+    tuple[Annotated[int, Ge(1), Le(MAX_BLOCK_TOKENS)], ...], MaxLen(MAX_GROUPS)
 ]
 
 #: Which table a transfer is in: (READ producer, READ consumer, WRITE producer, WRITE consumer).

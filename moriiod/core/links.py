@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from moriiod.core import topology
 from moriiod.core.address import Endpoint
 from moriiod.core.context import Context
 from moriiod.core.effects import CloseRoute, OpenRoute, SendToPeer
@@ -32,6 +33,7 @@ from moriiod.core.peers import Peer, Peers
 from moriiod.errors import (
     Busy,
     EngineMismatch,
+    InvalidTopology,
     MoriiodError,
     PeerRestarted,
     PeerUnreachable,
@@ -353,6 +355,10 @@ def _note_generations(peer: Peer, sequence: int, generations: tuple[Generation, 
 
 
 def _mismatch(expected: Expected, identity: Identity) -> MoriiodError | None:
+    try:  # the size that the peer itself registered, whatever a router says (case R6)
+        topology.check_dp_rank(expected.dp_rank, identity.dp_size)
+    except InvalidTopology as error:
+        return error
     if expected.tp_size != identity.tp_size:
         return TopologyMismatch(
             "the request and the peer's handshake disagree on its TP size",

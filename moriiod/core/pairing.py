@@ -63,70 +63,45 @@ def pair_tables(
         InvalidArgument: The destination starts before the source.
     """
     unit = unit_tokens(into, out_of)
-    if into.block_tokens == out_of.block_tokens:
-        to, of = pair_by_position(
-            destination.ids, source.ids, destination.first, source.first, into.name
-        )
-        n = into.block_tokens // unit
-        return _units(to, n), _units(of, n)
-    if not _can_end_together(destination.end, into.block_tokens, source.end, out_of.block_tokens):
-        raise LengthMismatch(
-            f"{into.name}: {len(destination.ids)} destination blocks of {into.block_tokens} tokens "
-            f"from position {destination.first} and {len(source.ids)} source blocks of "
-            f"{out_of.block_tokens} tokens from position {source.first} do not end in the same "
-            "prompt",
-            destination_blocks=len(destination.ids),
-            source_blocks=len(source.ids),
-            destination_first=destination.first,
-            source_first=source.first,
-        )
+    check_tables(destination, into, source, out_of.block_tokens)
     per_to, per_of = into.block_tokens // unit, out_of.block_tokens // unit
     start, source_start = destination.first * per_to, source.first * per_of
-    if start < source_start and len(destination.ids):
-        raise InvalidArgument(
-            f"{into.name}: the destination starts at token {start * unit}, but the source only at "
-            f"{source_start * unit}",
-            destination_first=destination.first,
-            source_first=source.first,
-        )
     end = min(destination.end * per_to, source.end * per_of)
     to = _units(destination.ids, per_to)[: max(0, end - start)]
     return to, _units(source.ids, per_of)[start - source_start :][: len(to)]
 
 
-def check_ends(destination: BlockTable, source: BlockTable, what: str) -> None:
-    """Refuse lists that fit together for no ratio of block sizes (the peer's is not known yet).
+def check_tables(
+    destination: BlockTable, into: KvGroup, source: BlockTable, source_tokens: int
+) -> None:
+    """Check that two lists fit together, for blocks of these sizes; see ``pair_tables``.
 
     Raises:
-        LengthMismatch: As ``pair_by_position`` for equal block sizes.
-        InvalidArgument: As ``pair_by_position`` for equal block sizes.
+        LengthMismatch: The lists end at different positions; both lengths are named.
+        InvalidArgument: The destination starts before the source.
     """
-    if _fits_with_larger_source(destination, source):
+    tokens = into.block_tokens
+    if tokens == source_tokens:
+        pair_by_position(destination.ids, source.ids, destination.first, source.first, into.name)
         return
-    if _fits_with_larger_destination(destination, source):
-        return
-    pair_by_position(destination.ids, source.ids, destination.first, source.first, what)
-
-
-def _fits_with_larger_source(destination: BlockTable, source: BlockTable) -> bool:
-    if not (destination.end and source.end):
-        return False
-    # The smallest ratio that explains the ends asks least of the source's start.
-    ratio = max(2, -(-destination.end // source.end))
-    return -(-destination.end // ratio) == source.end and destination.first >= source.first * ratio
-
-
-def _fits_with_larger_destination(destination: BlockTable, source: BlockTable) -> bool:
-    if not (destination.end and source.end):
-        return False
-    if destination.end == 1:
-        return source.end > 1 and not (source.first and not destination.first)
-    ratio = -(-source.end // (destination.end - 1)) - 1
-    return (
-        ratio >= 2
-        and -(-source.end // ratio) == destination.end
-        and destination.first * ratio >= source.first
-    )
+    if not _can_end_together(destination.end, tokens, source.end, source_tokens):
+        raise LengthMismatch(
+            f"{into.name}: {len(destination.ids)} destination blocks of {tokens} tokens from "
+            f"position {destination.first} and {len(source.ids)} source blocks of "
+            f"{source_tokens} tokens from position {source.first} do not end in the same prompt",
+            destination_blocks=len(destination.ids),
+            source_blocks=len(source.ids),
+            destination_first=destination.first,
+            source_first=source.first,
+        )
+    start, source_start = destination.first * tokens, source.first * source_tokens
+    if start < source_start and len(destination.ids):
+        raise InvalidArgument(
+            f"{into.name}: the destination starts at token {start}, but the source only at "
+            f"{source_start}",
+            destination_first=destination.first,
+            source_first=source.first,
+        )
 
 
 def _can_end_together(end: int, tokens: int, other_end: int, other_tokens: int) -> bool:

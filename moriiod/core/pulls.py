@@ -26,7 +26,7 @@ from moriiod.core.messages import (
 from moriiod.core.pairing import BlockTable
 from moriiod.core.parts import Parts
 from moriiod.core.peers import Peer
-from moriiod.core.pull import LegState, Pull, PullLeg
+from moriiod.core.pull import RENEW_AFTER, LegState, Pull, PullLeg
 from moriiod.core.reading import Wanted
 from moriiod.core.requests import PeerAddress, Reject
 from moriiod.core.requests import Pull as PullRequest
@@ -231,7 +231,7 @@ class Pulls:
         for leg in legs:
             if leg.renew_sent_at is None:
                 leg.renew_sent_at = now
-            leg.renew_at = now + max((leg.valid_until - now) / 3, _SHORTEST_RENEWAL_S)
+            leg.renew_at = now + max((leg.valid_until - now) * RENEW_AFTER, _SHORTEST_RENEWAL_S)
         self._arm_renewal(peer)
 
     def on_renewed(self, peer: Peer, message: Renewed) -> None:
@@ -242,7 +242,7 @@ class Pulls:
             if leg is not None and leg.renew_sent_at is not None:
                 leg.valid_until = max(leg.valid_until, leg.renew_sent_at + ttl_s)
                 leg.renew_sent_at = None
-                leg.renew_at = self.ctx.now + ttl_s / 3
+                leg.renew_at = self.ctx.now + ttl_s * RENEW_AFTER
         for _, lease_id in message.unknown:
             leg = holders.get(lease_id)
             if leg is not None:
@@ -271,12 +271,12 @@ class Pulls:
 def _tables(
     layout: CacheLayout, request: PullRequest
 ) -> tuple[tuple[BlockTable, ...], tuple[BlockTable, ...]]:
-    """Return the local and the remote lists, checked as far as is possible before a handshake."""
+    """Return the local and the remote lists, checked with the block sizes that were said."""
     local = unpack_groups(request.local_blocks, layout, distinct=True)
     # The peer checks its ids against its own cache; here only the packing can be wrong.
     remote = tuple(
         unpack_blocks(packed, MAX_BLOCK_ID, "remote blocks") for packed in request.remote_blocks
     )
     ours, theirs = tables_of(local, request.local_first), tables_of(remote, request.remote_first)
-    check_groups(ours, theirs, layout)
+    check_groups(ours, theirs, layout, request.remote_block_tokens)
     return ours, theirs

@@ -22,6 +22,7 @@ from moriiod.core.ids import (
     Epoch,
     Generation,
     GroupBlocks,
+    GroupBlockTokens,
     GroupPositions,
     MaybeSize,
     MessageText,
@@ -124,6 +125,10 @@ class Pull(Strict):
 
     Lists are matched by position: ``local_blocks[g][i]`` is position ``local_first[g] + i`` of
     the prompt, ``remote_blocks`` likewise; both must end at the same position.
+
+    ``remote_block_tokens`` says how many tokens a block of the peer's groups has, where that is
+    another number than here; () = the same. The lists are checked with it at once, and again with
+    the peer's own word.
     """
 
     transfer_id: TransferId
@@ -133,6 +138,7 @@ class Pull(Strict):
     local_first: GroupPositions = ()
     remote_first: GroupPositions = ()
     timeout_s: Duration | None = None
+    remote_block_tokens: GroupBlockTokens = ()
 
 
 @dataclass(frozen=True, slots=True)

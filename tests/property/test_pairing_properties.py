@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moriiod.core.pairing import BlockTable, check_ends, pair_tables, unit_tokens
+from moriiod.core.pairing import BlockTable, pair_tables, unit_tokens
 from moriiod.errors import InvalidArgument, LengthMismatch
 from tests.support.caches import group
 
@@ -69,23 +68,3 @@ def test_pairs_hold_the_same_tokens(to_size, of_size, to, of, to_first, of_first
     here, there = tokens(destination, to_size[0]), tokens(source, of_size[0])
     end = min(destination.end * to_size[0], source.end * of_size[0])
     assert got == {slot: there[at] for at, slot in here.items() if at < end}
-
-
-@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
-@settings(max_examples=1000)
-def test_lists_are_refused_early_exactly_where_no_ratio_explains_them(n, m, to_first, of_first):
-    destination, source = table([0] * n, to_first), table([0] * m, of_first)
-
-    def fits(to_block: int, of_block: int) -> bool:
-        ends = any(
-            -(-length // to_block) == destination.end and -(-length // of_block) == source.end
-            for length in range(20 * max(to_block, of_block))
-        )
-        return ends and to_first * to_block >= of_first * of_block
-
-    possible = any(fits(1, ratio) or fits(ratio, 1) for ratio in range(1, 24))
-    if possible:
-        check_ends(destination, source, "blocks")
-    else:
-        with pytest.raises(InvalidArgument):
-            check_ends(destination, source, "blocks")

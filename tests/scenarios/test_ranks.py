@@ -135,48 +135,56 @@ def gqa(heads: int, tp_size: int) -> tuple[KvGroup, ...]:
 
 
 @pytest.mark.parametrize(
-    ("local", "remote", "heads", "code"),
+    ("local", "remote", "heads", "ports"),
     [
-        (4, 4, 8, None),
-        (8, 4, 4, None),
-        (4, 8, 4, None),
-        (4, 2, 4, "UNSUPPORTED_TOPOLOGY"),
-        (2, 4, 4, "UNSUPPORTED_TOPOLOGY"),
-        (4, 1, 2, "UNSUPPORTED_TOPOLOGY"),
+        (4, 4, 8, [3]),
+        (8, 4, 4, [3]),
+        (4, 8, 4, [6, 7]),
+        (4, 2, 4, [1]),
+        (2, 4, 4, [2, 3]),
+        (4, 1, 2, [0]),
     ],
 )
-def test_R5_pairs_whose_ranks_hold_other_heads_are_refused_before_any_descriptor(
-    local, remote, heads, code
+def test_R5_pairs_whose_ranks_hold_other_heads_dial_the_ranks_that_hold_or_owe_them(
+    local, remote, heads, ports
 ):
-    lone = Lone(local - 1, local, instance="D")
-    worker = LoneWorker(lone, gqa(heads, local))
     peer = req.PeerAddress("127.0.0.1", BASE_PORT, remote)
     for body in (
         req.Pull("t", peer, (pack(1),), (pack(1),)),
         req.Reserve("t", peer, (pack(1),)),
     ):
-        answer = worker.ask(body)
-        if code is None:
-            assert answer == req.Done()
-        else:
-            assert isinstance(answer, req.Refused)
-            assert answer.code == code
-            assert (answer.fields["local_tp_size"], answer.fields["remote_tp_size"]) == (
-                local,
-                remote,
-            )
-    assert (lone.ever(ef.OpenRoute) == []) == (code is not None)
+        lone = Lone(local - 1, local, instance="D")
+        assert LoneWorker(lone, gqa(heads, local)).ask(body) == req.Done()
+        assert [one.port - BASE_PORT for one in lone.ever(ef.OpenRoute)] == ports
 
 
-def test_R5_consumer_that_would_split_heads_is_refused_by_the_producer_too():
-    """Two heads on one prefill rank; a decode rank of four holds one of them."""
+def test_R5_pairs_whose_heads_do_not_divide_are_refused_before_any_descriptor():
+    lone = Lone(3, 4, instance="D")
+    worker = LoneWorker(lone, gqa(6, 4))
+    peer = req.PeerAddress("127.0.0.1", BASE_PORT, 2)
+    refusal = worker.refusal(req.Pull("t", peer, (pack(1),), (pack(1),)))
+    assert refusal.code == "INVALID_TOPOLOGY"
+    assert (refusal.fields["tp_size"], refusal.fields["total_kv_heads"]) == (4, 6)
+    assert lone.ever(ef.OpenRoute) == []
+
+
+def test_R5_two_heads_on_one_prefill_rank_are_two_slices_for_four_decode_ranks():
+    """Each decode rank gets the one head it holds, never an address behind the region."""
     lone = Lone()
     worker = LoneWorker(lone, gqa(2, 1))
-    worker.send(req.Push("t", (pack(1),)))
-    peer = FarPeer(lone, 2, 4, groups=gqa(2, 4)).dial()
-    peer.reserve("t", 5)
-    assert peer.got(msg.WriteFailed).error.code == "UNSUPPORTED_TOPOLOGY"
-    assert lone.ever(ef.OpenSession) == []
+    worker.send(req.Push("t", (pack(1),), remote_tp_size=4))
+    worker.send(req.LayerReady("t", (0,)))
+    found = []
+    for rank in range(4):
+        peer = FarPeer(lone, rank, 4, groups=gqa(2, 4)).dial()
+        peer.reserve("t", 5)
+        peer.describe()
+        plan = lone.one(ef.PostOp).plan
+        found.append([int(layer.spans.local[0]) for layer in plan.layers])
+        assert plan.n_bytes * 2 == sum(
+            layer.pieces * layer.piece_bytes for layer in gqa(2, 1)[0].layers
+        )
+    assert found[0] == found[1] != found[2] == found[3]
 
 
 def test_R4_ranks_of_the_second_host_are_dialled_there():
@@ -216,19 +224,29 @@ def test_R6_dp_rank_is_dialled_by_its_rank_whatever_the_router_says_of_the_size(
     assert peer.got(msg.Claim).reads is True
 
 
-def test_R6_dp_rank_that_the_instance_does_not_have_is_never_another_rank():
-    """Whoever answers at that port is not dp rank 8 of 8: nobody is."""
-    lone, _, _ = dp_pull(8)
-    assert lone.one(ef.OpenRoute).port == BASE_PORT + 8
-    for dp in ((7, 8), (0, 8)):
-        other = FarPeer(lone, 0, 1, instance="P", dp=dp)
-        hello = next(body for body in lone.ever_sent(msg.Hello))
-        other.route = lone.ever(ef.OpenRoute)[0].route
-        other.say(msg.Welcome(hello.nonce, 1, other.identity, ("shm",)))
-        if lone.ended:
-            break
-    assert lone.ended == [("pull", "t", "failed", "WRONG_PEER")]
+@pytest.mark.parametrize("answers", [7, 0])
+def test_R6_dp_rank_that_the_instance_does_not_have_is_invalid_and_never_another_rank(answers):
+    lone, worker, _ = dp_pull(8)
+    route = lone.one(ef.OpenRoute)
+    assert route.port == BASE_PORT + 8
+    other = FarPeer(lone, 0, 1, instance="P", dp=(answers, 8))
+    (hello,) = lone.ever_sent(msg.Hello)
+    other.route = route.route
+    other.say(msg.Welcome(hello.nonce, 1, other.identity, ("shm",)))
+    (told,) = lone.of(ef.SendEvent)
+    assert (told.body.outcome, told.body.reason) == ("failed", "INVALID_TOPOLOGY")
+    assert "8" in told.body.message
     assert lone.ever_sent(msg.Claim) == []
+    assert worker.ask(req.Publish("u", (pack(1),))) == req.Done()
+
+
+def test_R6_another_dp_rank_of_the_instance_at_that_port_is_a_wrong_peer():
+    lone, _, _ = dp_pull(5)
+    other = FarPeer(lone, 0, 1, instance="P", dp=(4, 8))
+    (hello,) = lone.ever_sent(msg.Hello)
+    other.route = lone.one(ef.OpenRoute).route
+    other.say(msg.Welcome(hello.nonce, 1, other.identity, ("shm",)))
+    assert lone.ended == [("pull", "t", "failed", "WRONG_PEER")]
 
 
 def test_P3_daemon_that_reaches_itself_fails_at_once_and_serves_on():

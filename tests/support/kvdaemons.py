@@ -89,6 +89,7 @@ class KvWorld:
                     worker.blocks,
                     local_first=worker.first,
                     remote_first=self.producers[0].first,
+                    remote_block_tokens=[g.block_tokens for g in self.case.producer.groups],
                 )
             else:
                 worker.client.reserve(transfer_id, self.address, worker.blocks, first=worker.first)

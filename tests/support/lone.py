@@ -139,12 +139,11 @@ class Lone:
 
     def open_sessions(self) -> tuple[ef.Effect, ...]:
         """The engine opens every session that the last step asked for."""
-        effects: list[ef.Effect] = []
-        for effect in self.of(ef.OpenSession):
-            effects += self.machine.step(ev.SessionOpened(effect.session), self.now)
-        self.effects = tuple(effects)
-        self.log += effects
-        return self.effects
+        asked, wanted = self.effects, self.of(ef.OpenSession)
+        for effect in wanted:
+            asked += self.step(ev.SessionOpened(effect.session))
+        self.effects = asked
+        return asked
 
 
 class LoneWorker:

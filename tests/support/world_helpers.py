@@ -107,12 +107,21 @@ class Story(World):
     def live_for(self, seconds: float, *lost: type[PeerBody], copies: bool = True) -> None:
         """Let time pass in small steps; messages of the given kinds are always lost."""
         end = self.now + seconds
-        while self.now < end - 1e-9:
+        while self.now < end - 1e-6:
             self.run_but(*lost, copies=copies)
             self.lose_all(*lost)
             self.pass_time(min(0.05, end - self.now))
+        self.pass_time(end - self.now)  # what rounding has left
         self.run_but(*lost, copies=copies)
         self.lose_all(*lost)
+
+    def settle_quietly(self, seconds: float) -> None:
+        """Like ``settle``, but every copy stays where it is."""
+        end = self.now + seconds
+        while self.now < end:
+            self.run(copies=False)
+            self.pass_time(min(0.5, end - self.now))
+        self.run(copies=False)
 
     # --- Engine ---------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import zmq
@@ -124,15 +125,19 @@ async def test_Z3_mode_is_the_configured_one_under_every_umask(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as other users")
 async def test_Z3_group_member_connects_and_others_get_errno_13(
-    context: Context, recorder: Recorder, tmp_path: Path
+    context: Context, recorder: Recorder
 ) -> None:
     group = grp.getgrall()[1]
-    folder = tmp_path / "run"
-    folder.mkdir(mode=0o755)
-    for parent in (tmp_path, *tmp_path.parents[:3]):
-        parent.chmod(0o755)  # pytest makes them for the owner only
-    path = str(folder / "rank0.sock")
-    with serving(context, recorder, IpcSettings(path, mode=0o660, group=group.gr_name)):
+    # Not tmp_path: pytest makes its folders for the owner only.
+    with (
+        TemporaryDirectory(prefix="moriiod-") as folder,
+        serving(
+            context,
+            recorder,
+            IpcSettings(path := f"{folder}/rank0.sock", mode=0o660, group=group.gr_name),
+        ),
+    ):
+        os.chmod(folder, 0o755)
         assert connect_as(NOBODY, group.gr_gid, path) == 0
         assert connect_as(NOBODY, NOBODY, path) == errno.EACCES
         assert connect_as(0, 0, path) == 0

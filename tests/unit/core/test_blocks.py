@@ -103,10 +103,13 @@ def test_G1_lists_that_end_at_different_positions_are_refused_with_both_lengths(
     assert caught.value.fields["source_blocks"] == 2
 
 
-def test_G1_lists_that_no_ratio_of_block_sizes_explains_are_refused_before_the_handshake():
+def test_G1_lists_are_refused_before_the_handshake_with_the_block_sizes_that_were_said():
     layout = make_layout(8)
-    check_groups(tables_of([ids(1, 2, 3)], ()), tables_of([ids(7, 8)], ()), layout)
-    with pytest.raises(LengthMismatch, match=r"3 destination .* 0 source"):
-        check_groups(tables_of([ids(1, 2, 3)], ()), tables_of([ids()], ()), layout)
-    with pytest.raises(LengthMismatch, match=r"5 destination .* 4 source"):
-        check_groups(tables_of([ids(*range(5))], ()), tables_of([ids(*range(4))], ()), layout)
+    local, remote = tables_of([ids(1, 2, 3)], ()), tables_of([ids(7, 8)], ())
+    check_groups(local, remote, layout, (2,))
+    for sizes in ((), (1,), (4,)):
+        with pytest.raises(LengthMismatch, match=r"3 destination .* 2 source"):
+            check_groups(local, remote, layout, sizes)
+    with pytest.raises(LengthMismatch) as caught:
+        check_groups(local, remote, layout, (2, 2))
+    assert caught.value.fields == {"sizes": 2, "groups": 1}

@@ -104,7 +104,7 @@ def test_repeated_claim_is_answered_again_and_counted_once(one):
         ((pack(1), pack(1)), "LENGTH_MISMATCH"),
     ],
 )
-def test_S5_claim_of_other_blocks_than_were_published_is_refused(one, claimed, code):
+def test_rule_S5_claim_of_other_blocks_than_were_published_is_refused(one, claimed, code):
     lease = one.publish(1, 2)
     (peer,) = one.peers
     peer.say(msg.Claim("t", new_id(), True, claimed))
@@ -257,7 +257,7 @@ def test_ack_in_the_name_of_another_rank_is_counted_and_ignored(pair):
     assert lease.fan_in.pending() == {0, 1}
 
 
-def test_S3_ack_of_an_older_lease_of_the_same_name_does_not_count(one):
+def test_rule_S3_ack_of_an_older_lease_of_the_same_name_does_not_count(one):
     one.publish(1)
     (peer,) = one.peers
     old = peer.claim("t", 1)
@@ -269,7 +269,7 @@ def test_S3_ack_of_an_older_lease_of_the_same_name_does_not_count(one):
     assert lease.fan_in.pending() == {0}
 
 
-def test_S3_ack_without_a_claim_confirms_nothing(one):
+def test_rule_S3_ack_without_a_claim_confirms_nothing(one):
     lease = one.publish(1)
     (peer,) = one.peers
     peer.say(msg.Ack("t", new_id(), lease.lease_id, 0, 1, True))
@@ -278,7 +278,7 @@ def test_S3_ack_without_a_claim_confirms_nothing(one):
     assert one.lone.ended == []
 
 
-def test_S3_validity_of_old_acks_is_remembered_up_to_a_limit():
+def test_rule_S3_validity_of_old_acks_is_remembered_up_to_a_limit():
     producer = Producer(max_tombstones=1)
     (peer,) = producer.peers
     producer.publish(1, name="a")
@@ -381,7 +381,7 @@ def test_L4_lease_that_is_renewed_does_not_expire(one):
 # --- Revocation -----------------------------------------------------------------------------------
 
 
-def test_S1_expiry_revokes_and_waits_for_who_may_be_reading(one):
+def test_rule_S1_expiry_revokes_and_waits_for_who_may_be_reading(one):
     lease = one.publish(1, lease_s=1.0)
     (peer,) = one.peers
     granted = peer.claim("t", 1)
@@ -433,7 +433,7 @@ def test_abort_by_the_worker_is_a_release_and_waits_for_the_readers(one):
     assert one.lone.ended == [("publish", "t", "released", "aborted")]
 
 
-def test_S1_silent_reader_is_fenced_and_the_lease_ends_only_with_the_proof(one):
+def test_rule_S1_silent_reader_is_fenced_and_the_lease_ends_only_with_the_proof(one):
     one.publish(1)
     (peer,) = one.peers
     peer.claim("t", 1)
@@ -447,7 +447,7 @@ def test_S1_silent_reader_is_fenced_and_the_lease_ends_only_with_the_proof(one):
     assert peer.last(msg.Revoke).transfer_id == "t"
 
 
-def test_S1_lease_that_is_revoked_while_its_reader_is_silent_asks_for_the_fence(one):
+def test_rule_S1_lease_that_is_revoked_while_its_reader_is_silent_asks_for_the_fence(one):
     one.publish(1)
     (peer,) = one.peers
     peer.claim("t", 1)

@@ -152,10 +152,11 @@ def test_more_endpoints_than_the_limit_are_busy():
         (Expected(0, 0, 1), "TOPOLOGY_MISMATCH"),
         (Expected(0, 1, 8), "WRONG_PEER"),
         (Expected(1, 0, 8), "WRONG_PEER"),
+        (Expected(2, 0, 8), "INVALID_TOPOLOGY"),
     ],
 )
 def test_R1_who_answers_must_be_who_was_meant(lone, expected, code):
-    peer, waiter = FarPeer(lone, 0, 8, instance="P"), Waiter()
+    peer, waiter = FarPeer(lone, 0, 8, instance="P", dp=(0, 2)), Waiter()
     lone.connect(waiter, who=expected)
     peer.welcome()
     assert waiter.codes == [code]
@@ -214,7 +215,7 @@ def test_P3_answer_with_our_own_epoch_is_a_self_connect(lone, peer):
     assert lone.effects == (ef.CloseRoute(route),)
 
 
-def test_S7_welcome_of_an_epoch_that_is_over_is_ignored(lone, peer):
+def test_rule_S7_welcome_of_an_epoch_that_is_over_is_ignored(lone, peer):
     lone.machine.peers.mark_void(peer.epoch, rank_key(peer.identity))
     waiter = Waiter()
     lone.connect(waiter)
@@ -296,7 +297,7 @@ def test_listener_that_forgot_us_is_greeted_again(lone, peer):
     assert lone.effects == ()
 
 
-def test_S7_other_epoch_at_the_same_endpoint_ends_the_old_one(lone, peer):
+def test_rule_S7_other_epoch_at_the_same_endpoint_ends_the_old_one(lone, peer):
     waiter = Waiter()
     lone.connect(waiter)
     peer.welcome()
@@ -332,7 +333,7 @@ def test_hello_is_answered_and_changes_nothing_until_its_sender_speaks(lone, pee
     assert peer.got(msg.Welcome).nonce == hello.nonce
 
 
-def test_S7_late_hello_of_a_dead_daemon_does_not_end_its_successor(lone, peer):
+def test_rule_S7_late_hello_of_a_dead_daemon_does_not_end_its_successor(lone, peer):
     peer.dial()
     fresh = peer.restarted().dial()
     peer.say(hello_of(peer), to="0" * 32)
@@ -341,7 +342,7 @@ def test_S7_late_hello_of_a_dead_daemon_does_not_end_its_successor(lone, peer):
     assert [p.epoch for p in lone.machine.peers] == [fresh.epoch]
 
 
-def test_S7_hello_before_its_epoch_was_over_admits_nobody(lone, peer):
+def test_rule_S7_hello_before_its_epoch_was_over_admits_nobody(lone, peer):
     peer.say(hello_of(peer), to="0" * 32)
     lone.machine.peers.mark_void(peer.epoch, rank_key(peer.identity))
     peer.beat()
@@ -384,7 +385,7 @@ def test_R6_rank_that_is_not_within_its_size_is_a_wrong_peer(lone, rank, size, d
     assert refused.error.code == "WRONG_PEER"
 
 
-def test_S7_hello_in_the_envelope_of_another_epoch_is_refused(lone, peer):
+def test_rule_S7_hello_in_the_envelope_of_another_epoch_is_refused(lone, peer):
     peer.say(hello_of(peer, identity=replace(peer.identity, epoch=new_id())), to="0" * 32)
     (refused,) = lone.sent
     assert isinstance(refused, msg.HelloRefused)

@@ -52,7 +52,7 @@ def test_timers_that_are_due_together_all_fire_in_one_step(lone):
 # --- Epochs ---------------------------------------------------------------------------------------
 
 
-def test_S7_stranger_is_asked_to_say_hello_first(lone):
+def test_rule_S7_stranger_is_asked_to_say_hello_first(lone):
     peer = FarPeer(lone)
     peer.say(msg.Claim("t", new_id(), True, (pack(1),)))
     assert lone.effects == (
@@ -61,7 +61,7 @@ def test_S7_stranger_is_asked_to_say_hello_first(lone):
     )
 
 
-def test_S7_message_for_another_start_of_this_daemon_is_not_taken(lone):
+def test_rule_S7_message_for_another_start_of_this_daemon_is_not_taken(lone):
     worker = LoneWorker(lone)
     peer = FarPeer(lone).dial()
     worker.send(req.Publish("t", (pack(1),)))
@@ -71,7 +71,7 @@ def test_S7_message_for_another_start_of_this_daemon_is_not_taken(lone):
     assert peer.claim("t", 1).transfer_id == "t"
 
 
-def test_S7_welcomed_stranger_is_only_let_in_by_a_message_for_us(lone):
+def test_rule_S7_welcomed_stranger_is_only_let_in_by_a_message_for_us(lone):
     peer = FarPeer(lone)
     peer.say(msg.Hello(new_id(), (1,), peer.identity, ("shm",)))
     peer.say(msg.Heartbeat(1, ()), to=new_id())
@@ -80,7 +80,7 @@ def test_S7_welcomed_stranger_is_only_let_in_by_a_message_for_us(lone):
     assert [p.epoch for p in lone.machine.peers] == [peer.epoch]
 
 
-def test_S7_message_of_a_void_epoch_is_counted_and_not_answered(lone):
+def test_rule_S7_message_of_a_void_epoch_is_counted_and_not_answered(lone):
     peer = FarPeer(lone).dial()
     peer.restarted().dial()
     peer.say(msg.Claim("t", new_id(), False, ()))
@@ -220,7 +220,7 @@ def test_fence_request_of_a_daemon_under_another_name_ends_the_epoch_that_it_nam
     assert lone.machine.peers.is_void(old.epoch)
 
 
-def test_S7_daemon_cannot_ask_for_a_fence_of_itself(lone):
+def test_rule_S7_daemon_cannot_ask_for_a_fence_of_itself(lone):
     peer = FarPeer(lone).dial()
     peer.say(msg.FenceRequest(ATTEMPT, peer.epoch))
     assert peer.got(msg.Fenced) == msg.Fenced(ATTEMPT, peer.epoch)

@@ -106,7 +106,7 @@ def test_orphan_waits_for_every_rank():
     assert [e for e in one.lone.machine.ctx.take_effects() if isinstance(e, ef.SendEvent)]
 
 
-def test_S1_producer_that_cannot_be_asked_keeps_the_blocks_and_is_asked_again(one):
+def test_rule_S1_producer_that_cannot_be_asked_keeps_the_blocks_and_is_asked_again(one):
     one.attach(one.orphan())
     one.lone.wait(64.0)
     assert len(one.lone.of(ef.OpenRoute)) == 7
@@ -118,7 +118,7 @@ def test_S1_producer_that_cannot_be_asked_keeps_the_blocks_and_is_asked_again(on
     assert one.is_clean()
 
 
-def test_S1_producer_that_falls_silent_is_asked_again_when_it_is_back(one):
+def test_rule_S1_producer_that_falls_silent_is_asked_again_when_it_is_back(one):
     one.attach(one.orphan())
     one.peer.welcome()
     first = one.peer.got(msg.FenceRequest)
@@ -131,7 +131,7 @@ def test_S1_producer_that_falls_silent_is_asked_again_when_it_is_back(one):
     assert one.lone.ended == [LOST]
 
 
-def test_S7_restarted_producer_is_asked_as_well(one):
+def test_rule_S7_restarted_producer_is_asked_as_well(one):
     one.attach(one.orphan())
     one.peer.welcome()
     fresh = one.peer.restarted()

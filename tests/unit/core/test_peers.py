@@ -62,7 +62,7 @@ def peer(lone: Owner) -> FarPeer:
 # --- Silence --------------------------------------------------------------------------------------
 
 
-def test_S1_peer_is_lost_after_the_whole_time_of_silence_and_not_before(lone, peer):
+def test_rule_S1_peer_is_lost_after_the_whole_time_of_silence_and_not_before(lone, peer):
     known, user = lone.use(peer)
     lone.wait(3.999)
     assert known.is_up
@@ -134,7 +134,7 @@ def test_messages_for_a_forgotten_peer_are_not_repeated_any_more(lone, peer):
 # --- Epochs ---------------------------------------------------------------------------------------
 
 
-def test_S7_new_epoch_of_a_rank_ends_the_old_one_at_its_first_word(lone, peer):
+def test_rule_S7_new_epoch_of_a_rank_ends_the_old_one_at_its_first_word(lone, peer):
     known, user = lone.use(peer)
     fresh = peer.restarted()
     fresh.say(msg.Hello(new_id(), (1,), fresh.identity, ("shm",)))
@@ -149,7 +149,7 @@ def test_S7_new_epoch_of_a_rank_ends_the_old_one_at_its_first_word(lone, peer):
     assert user.told == ["PEER_RESTARTED"]
 
 
-def test_S7_nothing_is_sent_to_an_epoch_that_is_over(lone, peer):
+def test_rule_S7_nothing_is_sent_to_an_epoch_that_is_over(lone, peer):
     known, _ = lone.use(peer)
     peer.restarted().dial()
     lone.machine.peers.send(peer.epoch, msg.Goodbye())
@@ -247,7 +247,7 @@ def test_proof_that_comes_after_the_peer_is_back_tells_nobody(lone, peer):
     assert not known.is_fenced
 
 
-def test_S1_peer_that_owes_an_answer_to_a_revocation_is_not_readmitted_before(lone, peer):
+def test_rule_S1_peer_that_owes_an_answer_to_a_revocation_is_not_readmitted_before(lone, peer):
     known, _ = lone.use(peer)
     lone.machine.peers.post(known, ("revoke", "1"), msg.Goodbye())
     lone.machine.peers.fence(known)
@@ -260,7 +260,7 @@ def test_S1_peer_that_owes_an_answer_to_a_revocation_is_not_readmitted_before(lo
     assert lone.of(ef.ReadmitPeer) == [ef.ReadmitPeer(peer.epoch)]
 
 
-def test_S1_silent_peer_that_owes_an_answer_is_remembered_longer_and_then_void(lone, peer):
+def test_rule_S1_silent_peer_that_owes_an_answer_is_remembered_longer_and_then_void(lone, peer):
     known, user = lone.use(peer)
     lone.machine.peers.post(known, ("revoke_grant", "1"), msg.Goodbye())
     lone.machine.peers.unuse(known, user)
@@ -272,7 +272,7 @@ def test_S1_silent_peer_that_owes_an_answer_is_remembered_longer_and_then_void(l
     assert lone.problems == ["stale_epoch"]
 
 
-def test_S1_void_peer_can_be_fenced(lone, peer):
+def test_rule_S1_void_peer_can_be_fenced(lone, peer):
     known, user = lone.use(peer)
     peer.restarted().dial()
     lone.machine.peers.fence(known)

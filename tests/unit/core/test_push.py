@@ -127,7 +127,7 @@ def test_L2_grant_for_which_no_push_comes_is_failed_in_time(one):
     assert one.lone.machine.pushes.early_dropped == 1
 
 
-def test_S6_more_early_grants_than_the_limit_are_failed_at_once():
+def test_rule_S6_more_early_grants_than_the_limit_are_failed_at_once():
     producer = Producer(max_early=1)
     producer.peer.reserve("a", 5)
     producer.peer.reserve("b", 5)
@@ -153,7 +153,7 @@ def test_R7_push_to_two_ranks_is_released_when_both_are_written():
     assert producer.lone.ended == [RELEASED]
 
 
-def test_S6_peer_that_confirms_nothing_is_told_of_a_grant_once_and_no_more_is_kept():
+def test_rule_S6_peer_that_confirms_nothing_is_told_of_a_grant_once_and_no_more_is_kept():
     producer = Producer(max_early=1)
     producer.peer.reserve("a", 5)
     producer.lone.wait(7.0)
@@ -401,7 +401,7 @@ def test_revocation_by_one_rank_leaves_the_other_to_be_written():
     assert producer.lone.ended == [("push", "t", "released", "aborted")]
 
 
-def test_S3_late_copies_of_a_grant_that_is_over_are_told_its_end(one):
+def test_rule_S3_late_copies_of_a_grant_that_is_over_are_told_its_end(one):
     ops = one.writing()
     grant = next(iter(one.lone.machine.pushes)).targets[0].grant
     for op in ops:

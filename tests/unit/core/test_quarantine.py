@@ -30,7 +30,7 @@ def only_transfer(lone: Lone) -> TransferRow:
     return row
 
 
-def test_S1_revoked_lease_is_quarantined_until_its_reader_has_answered(lone):
+def test_rule_S1_revoked_lease_is_quarantined_until_its_reader_has_answered(lone):
     worker = LoneWorker(lone)
     peer = FarPeer(lone, instance="C").dial()
     worker.send(req.Publish("t", (pack(1, 2, 3),)))
@@ -45,7 +45,7 @@ def test_S1_revoked_lease_is_quarantined_until_its_reader_has_answered(lone):
     assert list(quarantined(lone.machine, lone.now)) == []
 
 
-def test_S1_reservations_that_drain_are_quarantined_and_living_ones_are_not(lone):
+def test_rule_S1_reservations_that_drain_are_quarantined_and_living_ones_are_not(lone):
     worker = LoneWorker(lone)
     peer = FarPeer(lone, instance="P")
     for name, block in (("t", 5), ("u", 6), ("v", 7)):
@@ -60,7 +60,7 @@ def test_S1_reservations_that_drain_are_quarantined_and_living_ones_are_not(lone
     assert take_counts(lone.machine).quarantined_bytes == 2 * BLOCK
 
 
-def test_S1_orphan_is_quarantined_with_whom_it_waits_for(lone):
+def test_rule_S1_orphan_is_quarantined_with_whom_it_waits_for(lone):
     generation, old = new_id(), new_id()
     lone.step(ev.WorkerConnected(generation, 1, 0))
     peer = FarPeer(lone, instance="P")

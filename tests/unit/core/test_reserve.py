@@ -239,7 +239,7 @@ def test_unreachable_producer_fails_the_reservation(one):
 
 @pytest.mark.parametrize("state", ["dialing", "granted", "accepted"])
 @pytest.mark.parametrize("why", ["abort", "timeout", "worker"])
-def test_S1_blocks_are_given_back_only_with_the_producers_word(state, why):
+def test_rule_S1_blocks_are_given_back_only_with_the_producers_word(state, why):
     one = Consumer()
     {"dialing": lambda: one.reserve(5), "granted": one.granted, "accepted": one.accepted}[state]()
     match why:
@@ -273,7 +273,7 @@ def test_S1_blocks_are_given_back_only_with_the_producers_word(state, why):
     assert one.is_clean()
 
 
-def test_S2_write_that_is_done_after_the_abort_is_still_a_failure(one):
+def test_rule_S2_write_that_is_done_after_the_abort_is_still_a_failure(one):
     one.accepted()
     one.worker.send(req.Abort("t", "reserve"))
     one.peer.write_done()
@@ -292,7 +292,7 @@ def test_link_that_comes_after_the_abort_grants_nothing(one):
 # --- Loss of the producer -------------------------------------------------------------------------
 
 
-def test_S1_silent_producer_keeps_the_blocks_until_the_engine_has_proof(one):
+def test_rule_S1_silent_producer_keeps_the_blocks_until_the_engine_has_proof(one):
     one.accepted()
     one.lone.wait(4.0)
     assert one.lone.of(ef.FencePeer) == [ef.FencePeer(one.peer.epoch)]
@@ -311,7 +311,7 @@ def test_S1_silent_producer_keeps_the_blocks_until_the_engine_has_proof(one):
     assert one.is_clean()
 
 
-def test_S1_silent_producer_that_comes_back_ends_the_grant_itself(one):
+def test_rule_S1_silent_producer_that_comes_back_ends_the_grant_itself(one):
     one.accepted()
     one.lone.wait(4.0)
     one.peer.welcome()
@@ -328,7 +328,7 @@ def test_goodbye_of_the_producer_is_proof_enough(one):
     assert one.is_clean()
 
 
-def test_S7_restart_of_a_producer_that_had_accepted_fails_with_proof_only(one):
+def test_rule_S7_restart_of_a_producer_that_had_accepted_fails_with_proof_only(one):
     one.accepted()
     fresh = one.restart()
     assert one.lone.of(ef.FencePeer) == [ef.FencePeer(one.peer.epoch)]
@@ -339,7 +339,7 @@ def test_S7_restart_of_a_producer_that_had_accepted_fails_with_proof_only(one):
     assert one.is_clean()
 
 
-def test_S7_restart_of_a_producer_that_had_not_accepted_is_granted_anew_with_proof(one):
+def test_rule_S7_restart_of_a_producer_that_had_not_accepted_is_granted_anew_with_proof(one):
     one.granted()
     old = one.peer.last(msg.Grant)
     fresh = one.restart()
@@ -355,7 +355,7 @@ def test_S7_restart_of_a_producer_that_had_not_accepted_is_granted_anew_with_pro
     assert one.is_clean()
 
 
-def test_S7_reservation_given_up_while_the_old_producer_is_fenced_is_not_granted_anew(one):
+def test_rule_S7_reservation_given_up_while_the_old_producer_is_fenced_is_not_granted_anew(one):
     one.granted()
     fresh = one.restart()
     one.worker.send(req.Abort("t", "reserve"))
@@ -366,7 +366,7 @@ def test_S7_reservation_given_up_while_the_old_producer_is_fenced_is_not_granted
     assert one.is_clean()
 
 
-def test_S1_abort_while_the_producer_is_silent_asks_for_the_fence(one):
+def test_rule_S1_abort_while_the_producer_is_silent_asks_for_the_fence(one):
     one.accepted()
     known = one.lone.machine.peers.get(one.peer.epoch)
     assert known is not None

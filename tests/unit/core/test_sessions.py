@@ -172,7 +172,7 @@ def test_G8_other_number_of_blocks_is_fine(pair):
         (lambda r: replace(r, layout=replace(r.layout, region_bytes=(8,))), "INVALID_GEOMETRY"),
     ],
 )
-def test_S5_description_that_cannot_be_used_is_refused(pair, change, code):
+def test_rule_S5_description_that_cannot_be_used_is_refused(pair, change, code):
     waiter = Waiter()
     pair.ensure(waiter)
     pair.reply(change(pair.peer.remote_layout))

@@ -14,7 +14,7 @@ from tests.support.lone import SETTINGS, Lone, LoneWorker
 from tests.support.sim import pack
 
 
-def test_S2_second_end_of_a_transfer_is_a_bug_and_never_told():
+def test_rule_S2_second_end_of_a_transfer_is_a_bug_and_never_told():
     lone = Lone()
     worker = LoneWorker(lone)
     worker.ask(req.Publish("t", (pack(1),)))

@@ -94,9 +94,10 @@ GROUP: Final = KvGroup(
     head_size=128,
     layers=(
         KvLayer("model.layers.0.attn", 0, 0, 32768, 134217728, 32768),
-        KvLayer("model.layers.1.attn", 1, 64, 32768, 0, 32768),
+        KvLayer("model.layers.1.attn", 1, 64, 32768, 0, 32768, (16384, 16384)),
     ),
     content="fp8 scales",
+    kernel_tokens=8,
 )
 LAYOUT: Final = CacheLayout(GENERATION, (GROUP,), (268435456, 134217792))
 IDENTITY: Final = Identity("llama-prefill", 1, 2, 3, 8, EPOCH)
@@ -109,7 +110,7 @@ REQUESTS: Final[tuple[Request, ...]] = (
     RegisterCaches((GROUP,), (268435456, 134217792)),
     UnregisterCaches(),
     Publish(TRANSFER, BLOCKS, 30.5, 8),
-    Pull(TRANSFER, PEER, BLOCKS, BLOCKS, (0, 3), (1, 2), 60.0),
+    Pull(TRANSFER, PEER, BLOCKS, BLOCKS, (0, 3), (1, 2), 60.0, (64, 16)),
     Reserve(TRANSFER, PEER, BLOCKS, (0, 3), 60.0),
     Push(TRANSFER, BLOCKS, (0, 3), 4, 60.0),
     LayerReady(TRANSFER, (0, 1, 60)),

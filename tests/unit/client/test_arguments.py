@@ -142,6 +142,13 @@ def test_layer_counts_and_positions_are_checked() -> None:
             arguments.check_positions("first", first)  # type: ignore[arg-type]
 
 
+def test_block_sizes_are_checked() -> None:
+    assert arguments.check_block_tokens("sizes", [16, 1 << 20]) == (16, 1 << 20)
+    for sizes in ([0], [-1], [True], [16.0], [(1 << 20) + 1], [1] * 65):
+        with pytest.raises(InvalidArgument, match="sizes"):
+            arguments.check_block_tokens("sizes", sizes)  # type: ignore[arg-type]
+
+
 def test_roles_and_peers_are_checked() -> None:
     assert arguments.check_role("pull") == "pull"
     peer = PeerAddress("h", 1)

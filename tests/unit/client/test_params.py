@@ -195,3 +195,13 @@ def test_producer_cannot_return_nonsense(
     address = ProducerAddress("P0", host, 6301, 61005, tp_size=4)
     with pytest.raises(MoriiodError):
         producer_params(transfer_id, blocks, address)
+
+
+def test_block_sizes_of_the_producer_reach_the_consumer() -> None:
+    returned = json.loads(json.dumps(producer_params("t", [[1], [2]], ADDRESS, [64, 16])))
+    parsed = parse_transfer_params(returned, "cmpl-1", 8)
+    assert parsed is not None
+    assert parsed.remote_block_tokens == (64, 16)
+    for bad in ("64", 64, [0], ["64"], [True], b"64"):
+        with pytest.raises(InvalidArgument, match="remote_block_tokens"):
+            parse_transfer_params({**returned, "remote_block_tokens": bad}, "cmpl-1", 8)

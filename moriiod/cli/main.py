@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
@@ -70,8 +70,16 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def root(ctx: typer.Context) -> None:
+def root(
+    ctx: typer.Context,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="The same as the command version.")
+    ] = False,
+) -> None:
     """Moves KV blocks between prefill and decode ranks, one daemon beside each rank."""
+    if show_version:
+        version()
+        raise typer.Exit
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
         raise typer.Exit(ExitCode.USAGE)
@@ -97,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; None takes the process's own.
 
     Returns:
-        The exit status: see ``moriiod.errors.ExitCode``; 1 if the command could not do its work.
+        The exit status: see ``moriiod.daemon.exitcodes``; 1 if the command could not do its work.
     """
     command = typer.main.get_command(app)
     args = None if arguments is None else list(arguments)

@@ -190,6 +190,12 @@ def _limits(config: Config) -> Iterator[Contradiction]:
         )
 
 
+def _uneven_sizes(config: Config) -> Iterator[Contradiction]:
+    # Nothing acts on it yet. A switch that seems to be on and is not would mislead.
+    if config.topology.allow_uneven:
+        yield Contradiction("topology.allow_uneven", "not in this build: peers would be refused")
+
+
 _CHECKS: Final[tuple[Callable[[Config], Iterator[Contradiction]], ...]] = (
     _ranks,
     _port_ranges,
@@ -197,6 +203,7 @@ _CHECKS: Final[tuple[Callable[[Config], Iterator[Contradiction]], ...]] = (
     _socket_paths,
     _times,
     _limits,
+    _uneven_sizes,
 )
 
 

@@ -297,6 +297,11 @@ def test_R4_hosts_that_cannot_be_are_refused(hosts: str, text: str) -> None:
     assert text in error.message
 
 
+def test_a_switch_that_nothing_acts_on_cannot_be_turned_on() -> None:
+    assert refusal({"topology.allow_uneven": "true"}).fields["key"] == "topology.allow_uneven"
+    assert loaded(topology__allow_uneven="false").config.topology.allow_uneven is False
+
+
 def test_an_open_control_endpoint_is_warned_about() -> None:
     assert any("auth" in text for text in warned(control__host="10.0.0.1"))
 

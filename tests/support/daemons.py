@@ -74,7 +74,8 @@ def free_base_port(count: int) -> int:
     """Return the first of ``count`` ports in a row that nobody listens on now."""
     # Each test process begins elsewhere: between the look and the use of a port there is a gap.
     turn = os.getpid() % len(_PORTS)
-    for base in [*_PORTS[turn:], *_PORTS[:turn]]:
+    bases: list[int] = [*_PORTS[turn:], *_PORTS[:turn]]
+    for base in bases:
         if all(_is_free(base + offset) for offset in range(count)):
             return base
     raise AssertionError("no free ports")

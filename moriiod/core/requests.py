@@ -17,6 +17,7 @@ from moriiod.core.ids import (
     MAX_GROUPS,
     MAX_LAYERS,
     MAX_REGIONS,
+    Bytes,
     Count,
     Duration,
     Epoch,
@@ -288,7 +289,7 @@ class TransferEnded(Strict):
     reason: ShortText
     message: MessageText = ""
     retryable: bool = False
-    n_bytes: Count = 0
+    n_bytes: Bytes = 0
     n_layers: Count = 0
 
 

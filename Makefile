@@ -70,9 +70,10 @@ bench: $(STAMP) ## run every script in tests/bench, one after the other
 		echo "== $$script"; $(PY) "$$script" $(ARGS); \
 	done
 
-docs: $(STAMP) ## write the generated pages of docs/ anew
+docs: $(STAMP) ## write the generated parts of docs/ and configs/ anew
 	$(PY) docs/tools/gen_errors.py
 	$(PY) docs/tools/gen_protocol.py
+	$(BIN)/moriiod config render --update .
 
 docs-site: docs $(DOCS_STAMP) ## build docs/ as a web site in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -29,7 +29,8 @@ the class) and on the fields; the text is for people and may change at any time.
 
 EXIT_MEANINGS: Final = {
     ExitCode.OK: "stopped as asked",
-    ExitCode.USAGE: "bad command line; a restart cannot help",
+    ExitCode.FAILURE: "a reason outside: an address is in use, no daemon answers",
+    ExitCode.USAGE: "bad command line, or a required setting is missing; a restart cannot help",
     ExitCode.BUG: "a bug: an invariant was broken",
     ExitCode.CONFIG: "bad configuration; a restart cannot help",
 }

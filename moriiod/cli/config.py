@@ -19,6 +19,7 @@ from moriiod.config.render import (
     render_toml,
     replace_generated,
 )
+from moriiod.engines.factory import why_missing
 from moriiod.telemetry.catalog import render_metrics_table
 
 config_app = typer.Typer(
@@ -125,5 +126,7 @@ def _as_json(loaded: LoadedConfig) -> str:
 
 
 def _warn(loaded: LoadedConfig) -> None:
-    for warning in loaded.warnings:
+    missing = why_missing(loaded.config.engine.name)
+    # serve, which may run where another build is installed, says so as an error.
+    for warning in [*loaded.warnings, *([missing] if missing else [])]:
         typer.echo(f"moriiod: warning: {warning}", err=True)

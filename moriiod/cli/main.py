@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
@@ -25,8 +25,6 @@ from moriiod.core.messages import PROTOCOL_VERSIONS
 from moriiod.daemon.exitcodes import ExitCode
 from moriiod.errors import ConfigError, InvariantViolation, MoriiodError
 
-#: Exit status of a command that could not do its work, for a reason outside of moriiod.
-EXIT_FAILURE: Final = 1
 _EXIT_INTERRUPTED: Final = 130
 
 #: Commands whose modules are heavy or optional: imported when they are called.
@@ -71,8 +69,16 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def root(ctx: typer.Context) -> None:
+def root(
+    ctx: typer.Context,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="The same as the command version.")
+    ] = False,
+) -> None:
     """Moves KV blocks between prefill and decode ranks, one daemon beside each rank."""
+    if show_version:
+        version()
+        raise typer.Exit
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
         raise typer.Exit(ExitCode.USAGE)
@@ -98,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; None takes the process's own.
 
     Returns:
-        The exit status: see ``moriiod.errors.ExitCode``; 1 if the command could not do its work.
+        The exit status: see ``moriiod.daemon.exitcodes``.
     """
     command = typer.main.get_command(app)
     args = None if arguments is None else list(arguments)
@@ -114,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever read our output has gone; Python would complain again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILURE
+        return ExitCode.FAILURE
     except Exception as error:  # noqa: BLE001 - the last place that can say it in one line
         return _tell_bug(error)
     return int(result) if isinstance(result, int) else ExitCode.OK
@@ -128,7 +134,7 @@ def _usage_text(error: Exception) -> str:
 def _tell_error(error: MoriiodError) -> int:
     if isinstance(error, InvariantViolation):
         return _tell_bug(error)
-    code: int = EXIT_FAILURE
+    code: int = ExitCode.FAILURE
     if isinstance(error, ConfigError):
         code = ExitCode.USAGE if error.fields.get("missing") else ExitCode.CONFIG
     return _tell(f"{error.code}: {error.message}", code)

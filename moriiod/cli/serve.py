@@ -11,6 +11,7 @@ def serve(given: GivenSettings) -> int:
     """Run the daemon of one rank until SIGTERM or SIGINT.
 
     The first signal drains: no new transfers, the others end, at most --drain-timeout-s. The second
-    one does not wait. Exit status: 0 stopped, 2 bad arguments, 70 a bug, 78 bad configuration.
+    one does not wait. Exit status: 0 stopped, 1 could not start (an address is in use), 2 bad
+    arguments, 70 a bug, 78 bad configuration.
     """
     return run_daemon(given.load())

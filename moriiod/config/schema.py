@@ -215,7 +215,8 @@ class EngineSection(Section):
     ] = Field(
         default="shm",
         description="shm copies within one host and needs nothing; mori is RDMA and XGMI through "
-        "MoRI-IO; nixl is UCX. auto takes mori where it works, or else nixl, or else shm.",
+        "MoRI-IO; nixl is UCX. auto takes mori where it works, or else nixl, or else shm. mori "
+        "and nixl are not in this build yet: serve refuses them.",
     )
     shm_chunk_bytes: Annotated[int, Whole(4096, 1 << 30, metavar="BYTES")] = Field(
         default=1 << 22,

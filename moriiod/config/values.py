@@ -128,7 +128,10 @@ class Choice(_Kind):
     """One of a fixed set of words."""
 
     words: tuple[str, ...]
-    metavar: str = "NAME"
+
+    @property
+    def metavar(self) -> str:
+        return "|".join(self.words)
 
     def __call__(self, raw: Any) -> str:
         word = raw.strip().casefold() if isinstance(raw, str) else None

@@ -17,6 +17,7 @@ from moriiod.core.ids import (
     MAX_GROUPS,
     MAX_LAYERS,
     MAX_REGIONS,
+    Bytes,
     Count,
     Duration,
     Epoch,
@@ -294,7 +295,7 @@ class TransferEnded(Strict):
     reason: ShortText
     message: MessageText = ""
     retryable: bool = False
-    n_bytes: Count = 0
+    n_bytes: Bytes = 0
     n_layers: Count = 0
 
 

@@ -9,6 +9,7 @@ class ExitCode(enum.IntEnum):
     """Exit statuses of the command line; 128+n after signal n is added by the shell."""
 
     OK = 0
+    FAILURE = 1
     USAGE = 2
     BUG = 70
     CONFIG = 78

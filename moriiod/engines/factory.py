@@ -14,6 +14,12 @@ _EXTRAS: Final = {"mori": "moriiod[mori]", "nixl": "moriiod[nixl]"}
 _FAULTY: Final = "faulty:"
 
 
+def why_missing(name: str) -> str | None:
+    """Return why this build has no such engine, for people; None for one that it may have."""
+    extra = _EXTRAS.get(name)
+    return extra and f"engine {name} is not in this build yet; it will come with {extra}"
+
+
 def make_engine(
     name: str,
     exporter: RegionExporter,
@@ -42,11 +48,7 @@ def make_engine(
         from moriiod.engines.shm import ShmEngine
 
         return ShmEngine(exporter, epoch, shm_chunk_bytes)
-    if name in _EXTRAS:
-        raise ConfigError(
-            f"engine {name} is not in this build yet; it will come with {_EXTRAS[name]}",
-            key="engine",
-            value=name,
-            extra=_EXTRAS[name],
-        )
+    missing = why_missing(name)
+    if missing is not None:
+        raise ConfigError(missing, key="engine", value=name, extra=_EXTRAS[name])
     raise ConfigError(f"there is no engine {name!r}; known: shm", key="engine", value=name[:64])

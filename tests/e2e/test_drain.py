@@ -94,7 +94,7 @@ def test_L9_handshake_that_nobody_answers_does_not_hold_the_stop_up(make_pair: P
     pair = make_pair(SHORT_DRAIN)
     pair.prefill.process.pause()
     pair.pull("unanswered")
-    pair.consumer.ask("look")
+    pair.consumer.ask("sync")
     status, took_s = stop_and_time(pair.decode)
     failed = pair.consumer.wait_end("pull", "unanswered")
     assert (failed.outcome, failed.reason) == ("failed", "DRAINING")

@@ -51,23 +51,21 @@ def path_of(folder: Path, n_bytes: int) -> str:
     return stem + plain
 
 
-@pytest.mark.parametrize("n_bytes", [106, 107])
-def test_Z1_longest_path_is_bound(make_daemon: DaemonMaker, folder: Path, n_bytes: int) -> None:
-    daemon = make_daemon("p", {"daemon.socket": path_of(folder, n_bytes)}).start()
+def test_Z1_longest_path_is_bound(make_daemon: DaemonMaker, folder: Path) -> None:
+    daemon = make_daemon("p", {"daemon.socket": path_of(folder, 107)}).start()
     assert daemon.status()["state"] == "ready"
-    assert len(os.fsencode(daemon.status()["addresses"]["fd_socket"])) == n_bytes
+    assert len(os.fsencode(daemon.status()["addresses"]["fd_socket"])) == 107
 
 
-@pytest.mark.parametrize("n_bytes", [108, 200])
 def test_Z1_path_too_long_is_a_configuration_error_that_names_the_limit(
-    make_daemon: DaemonMaker, folder: Path, n_bytes: int
+    make_daemon: DaemonMaker, folder: Path
 ) -> None:
-    daemon = make_daemon("p", {"daemon.socket": path_of(folder, n_bytes)})
+    daemon = make_daemon("p", {"daemon.socket": path_of(folder, 108)})
     daemon.launch()
     assert daemon.process.wait_ended() == 78
     last = daemon.process.text().splitlines()[-1]
     assert "107" in last
-    assert str(n_bytes) in last
+    assert "108" in last
     assert daemon.notify.take_all() == []
 
 
@@ -121,8 +119,14 @@ def test_Z1_directory_without_permission_is_a_configuration_error(
 # --- Z2: whose ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["rank0.sock", "rank0.fd.sock"])
-@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("rank0.sock", socket.SOCK_STREAM),
+        ("rank0.sock", socket.SOCK_DGRAM),
+        ("rank0.fd.sock", socket.SOCK_SEQPACKET),
+    ],
+)
 def test_Z2_socket_of_a_live_process_is_never_taken_over(
     make_daemon: DaemonMaker, name: str, kind: socket.SocketKind
 ) -> None:
@@ -140,15 +144,14 @@ def test_Z2_socket_of_a_live_process_is_never_taken_over(
     assert [path.name for path in daemon.folder.iterdir()] == [name]
 
 
-@pytest.mark.parametrize("name", ["rank0.sock", "rank0.fd.sock"])
-def test_Z2_regular_file_is_kept(make_daemon: DaemonMaker, name: str) -> None:
+def test_Z2_regular_file_is_kept(make_daemon: DaemonMaker) -> None:
     daemon = make_daemon()
     daemon.folder.mkdir(mode=0o750)
-    (daemon.folder / name).write_text("precious")
+    (daemon.folder / "rank0.sock").write_text("precious")
     daemon.launch()
     assert daemon.process.wait_ended() == 78
-    assert name in daemon.process.text().splitlines()[-1]
-    assert (daemon.folder / name).read_text() == "precious"
+    assert "rank0.sock" in daemon.process.text().splitlines()[-1]
+    assert (daemon.folder / "rank0.sock").read_text() == "precious"
 
 
 def test_Z2_dead_sockets_of_a_killed_daemon_are_replaced(make_daemon: DaemonMaker) -> None:
@@ -165,7 +168,7 @@ def test_Z2_dead_sockets_of_a_killed_daemon_are_replaced(make_daemon: DaemonMake
 # --- Z3: who --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+@pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_Z3_modes_are_the_same_under_every_umask(make_daemon: DaemonMaker, umask: int) -> None:
     daemon = make_daemon("p", umask=umask).start()
     assert mode(daemon.folder) == "0750"

@@ -7,13 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from moriiod.core.requests import PeerAddress
 from tests.support.children import HOST, clean_environment, take_ports
+from tests.support.pair import Pair
 from tests.support.process_fixtures import DaemonMaker, WorkerMaker
 
 
@@ -36,10 +36,8 @@ def moriiod(*arguments: str, timeout_s: float = 30) -> subprocess.CompletedProce
     ("arguments", "status", "says"),
     [
         ("--tp-rank 8 --tp-size 8", 78, "tp_rank 8 not in [0,8)"),
-        ("--tp-rank -1 --tp-size 2", 78, "tp_rank -1 not in [0,2)"),
         ("--tp-rank 0 --tp-size 0", 78, "tp_size"),
         ("--tp-rank 3", 2, "tp_size"),
-        ("--tp-rank 0 --tp-size 1 --no-such-flag", 2, "no-such-flag"),
         ("--tp-rank 0 --tp-size 1 --config /nowhere/moriiod.toml", 78, "/nowhere/moriiod.toml"),
         ("--tp-rank 0 --tp-size 1 --engine mori", 78, "mori"),
     ],
@@ -87,13 +85,13 @@ def test_P2_held_control_port_is_named_and_never_ready(make_daemon: DaemonMaker)
 def test_P2_daemons_that_start_together_on_port_0_advertise_different_ports(
     make_daemon: DaemonMaker,
 ) -> None:
-    daemons = [make_daemon(f"p{n}", {"control.base_port": "0"}) for n in range(6)]
+    daemons = [make_daemon(f"p{n}", {"control.base_port": "0"}) for n in range(4)]
     for daemon in daemons:
         daemon.launch()
     for daemon in daemons:
         daemon.wait_ready()
     addresses = {daemon.status()["addresses"]["control"] for daemon in daemons}
-    assert len(addresses) == 6
+    assert len(addresses) == 4
 
 
 # --- What runs ------------------------------------------------------------------------------------
@@ -115,9 +113,8 @@ def test_daemon_serves_without_torch_until_it_is_told_to_stop(
     assert list(daemon.folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_either_signal_to_stop_is_status_0(make_daemon: DaemonMaker, number: int) -> None:
-    assert make_daemon().start().stop(number) == 0
+def test_interrupt_stops_as_well_and_is_status_0(make_daemon: DaemonMaker) -> None:
+    assert make_daemon().start().stop(signal.SIGINT) == 0
 
 
 def test_status_command_asks_the_daemon(make_daemon: DaemonMaker) -> None:
@@ -142,7 +139,7 @@ def test_pages_follow_the_life_of_the_daemon(
     assert daemon.fetch("/healthz") == (200, "ok\n")
     assert daemon.fetch("/readyz") == (200, "ok\n")
     worker.order("publish", transfer_id="t1", blocks=[1])
-    worker.ask("look")
+    worker.ask("sync")
     daemon.process.send_signal(signal.SIGTERM)
     while daemon.notify.take(1.0) != "STOPPING=1":
         pass
@@ -165,19 +162,13 @@ def has_ipv6() -> bool:
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this host has no ::1")
-@pytest.mark.parametrize("name", ["::1", "[::1]"])
-def test_P5_peer_is_reached_by_an_ipv6_literal(
-    make_daemon: DaemonMaker, make_worker: WorkerMaker, name: str
+def test_P5_peer_is_reached_by_an_ipv6_literal_with_and_without_brackets(
+    make_daemon: DaemonMaker, make_worker: WorkerMaker
 ) -> None:
-    prefill = make_daemon("p", {"control.host": name}).start()
+    prefill = make_daemon("p", {"control.host": "[::1]"}).start()
     decode = make_daemon("d", {"control.host": "::1"}).start()
     assert prefill.status()["addresses"]["control"].startswith("[::1]:")
     producer, consumer = make_worker(prefill), make_worker(decode)
-    peer: PeerAddress = replace(prefill.address, host=name)
-    producer.order("publish", transfer_id="t1", blocks=[1, 2])
-    consumer.order(
-        "pull", transfer_id="t1", peer=asdict(peer), remote=[1, 2], blocks=[4, 3], source=0
-    )
-    received = consumer.wait_end("pull", "t1")
-    assert (received.outcome, received.wrong) == ("received", "")
-    assert producer.wait_end("publish", "t1").outcome == "released"
+    for name in ("::1", "[::1]"):
+        pair = Pair(prefill, decode, producer, consumer, replace(prefill.address, host=name))
+        pair.check_works(name)

@@ -12,10 +12,12 @@ import pytest
 from tests.support import leaks
 from tests.support.children import short_folder
 from tests.support.cluster import Cluster, running_cluster
+from tests.support.e2e_daemon import PLAIN
 from tests.support.kv_cache import CacheShape
-from tests.support.process_fixtures import folder, make_daemon, make_pair, make_worker
+from tests.support.nursery import Nursery
+from tests.support.process_fixtures import folder, make_daemon, make_pair, make_worker, nursery
 
-__all__ = ["folder", "make_daemon", "make_pair", "make_worker"]
+__all__ = ["folder", "make_daemon", "make_pair", "make_worker", "nursery"]
 
 #: What each operation of the daemons under test may meet besides being slow.
 FAULTS = "late=0.3,rounds=60"
@@ -26,6 +28,7 @@ HAS_FAILED = pytest.StashKey[bool]()
 class SharedCluster:
     """A cluster that is replaced when a test has left it broken."""
 
+    nursery: Nursery
     stack: ExitStack = field(default_factory=ExitStack)
     cluster: Cluster | None = None
 
@@ -33,8 +36,9 @@ class SharedCluster:
         """Return it, running."""
         if self.cluster is None:
             folder = self.stack.enter_context(short_folder())
-            options = {"shape": CacheShape(blocks=128, head_size=128), "faults": FAULTS}
-            self.cluster = self.stack.enter_context(running_cluster(folder, **options))
+            shape = CacheShape(blocks=128, head_size=128)
+            running = running_cluster(folder, shape=shape, faults=FAULTS, nursery=self.nursery)
+            self.cluster = self.stack.enter_context(running)
             self.cluster.transfer_all(random.Random(0))
             self.cluster.check_empty()
         return self.cluster
@@ -45,11 +49,17 @@ class SharedCluster:
         self.stack.close()
 
 
+@pytest.fixture
+def usual_faults() -> str | None:
+    """Daemons are forked: here they are many, and how they start is not what is tested."""
+    return PLAIN
+
+
 @pytest.fixture(scope="session")
-def shared_cluster() -> Iterator[SharedCluster]:
+def shared_cluster(nursery: Nursery) -> Iterator[SharedCluster]:
     """Hold the cluster; what it leaves behind at the end of the run is a failure."""
     before = leaks.take()
-    shared = SharedCluster()
+    shared = SharedCluster(nursery)
     yield shared
     shared.close()
     assert leaks.leaks_since(before) == []

@@ -18,10 +18,12 @@ SETTINGS = {
     "control.heartbeat_interval_s": "0.2",
     "control.link_timeout_s": "2",
     "transfer.resend_first_s": "0.05",
-    "transfer.resend_max_s": "0.2",
-    "transfer.lease_s": "2",
-    "transfer.pull_timeout_s": "3",
-    "transfer.write_timeout_s": "3",
+    "transfer.resend_max_s": "0.1",
+}
+IMPATIENT = {
+    "transfer.lease_s": "0.8",
+    "transfer.pull_timeout_s": "1.5",
+    "transfer.write_timeout_s": "1.5",
 }
 #: Every message of a READ and of a WRITE that ends well.
 MESSAGES = (
@@ -59,8 +61,8 @@ def check_quiet(pair: Pair) -> None:
 
 @pytest.mark.parametrize(
     "rule",
-    [Rule(lose=1), Rule(lose=2), Rule(copies=2), Rule(copies=2, delay_s=0.12)],
-    ids=["lost-once", "lost-twice", "twice", "late-and-twice"],
+    [Rule(lose=2), Rule(copies=2, delay_s=0.06)],
+    ids=["lost-twice", "late-and-twice"],
 )
 def test_T4_messages_that_are_lost_repeated_or_late_cost_time_and_nothing_else(
     make_pair: PairMaker, stack: ExitStack, rule: Rule
@@ -78,7 +80,7 @@ def test_T4_messages_that_are_lost_repeated_or_late_cost_time_and_nothing_else(
 def test_T4_write_done_that_never_arrives_ends_both_sides(
     make_pair: PairMaker, stack: ExitStack
 ) -> None:
-    pair = make_pair(SETTINGS)
+    pair = make_pair({**SETTINGS, **IMPATIENT})
     through_proxy(pair, {"WriteDone": Rule(lose=ALWAYS)}, stack)
     pair.write("w1")
     pushed, reserved = pair.write_ends("w1")
@@ -93,7 +95,7 @@ def test_T4_write_done_that_never_arrives_ends_both_sides(
 def test_T4_ack_that_never_arrives_ends_both_sides_and_frees_nothing_early(
     make_pair: PairMaker, stack: ExitStack
 ) -> None:
-    pair = make_pair(SETTINGS)
+    pair = make_pair({**SETTINGS, **IMPATIENT})
     through_proxy(pair, {"Ack": Rule(lose=ALWAYS)}, stack)
     pair.read("r1")
     pulled = pair.consumer.wait_end("pull", "r1")

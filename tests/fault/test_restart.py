@@ -24,7 +24,7 @@ def test_M9_worker_of_a_restarted_daemon_is_told_attaches_again_and_works(
     pair.check_works("before")
     old = epoch_of(pair.prefill)
     pair.publish("lost", [1, 2])
-    pair.producer.ask("look")
+    pair.producer.ask("sync")
     started_at = time.monotonic()
     pair.prefill.kill()
     pair.prefill.launch()

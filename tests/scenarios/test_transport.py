@@ -159,6 +159,7 @@ def end_some_badly(story: Story) -> None:
             pass
 
 
+@pytest.mark.timeout(120)  # traced for coverage it takes ten times as long
 @pytest.mark.parametrize("direction", ["read", "write"])
 def test_T2_of_256_transfers_every_one_ends_and_both_sides_agree(direction):
     story = Story(n_blocks=N, settings=replace(SETTINGS, max_transfers=1024))

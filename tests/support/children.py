@@ -17,13 +17,14 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from moriiod.cli.demo.tether import die_with_parent
+from tests.support.nursery import Nursery
 
 T = TypeVar("T")
 
@@ -95,21 +96,44 @@ def clean_environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
 
 
+def _is_readable(fd: int, timeout_s: float) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(timeout_s * 1000))
+
+
 class Process:
-    """A child process, its log file, and everything /proc says about it.
+    """A process, its log file, and everything /proc says about it.
 
     Args:
-        name: For messages, and the stem of the log's name.
-        command: What to run.
+        name: For messages.
         log: Its stdout and stderr are appended there.
-        options: For ``Popen``: ``env``, ``umask``, ``user``, ``pass_fds``.
+        pid: Its number.
+        pidfd: Of the process; closed when its end was seen.
+        reap: Returns the exit status of the process, -n if signal n killed it; it has ended.
     """
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, **options: Any) -> None:
+    def __init__(self, name: str, log: Path, pid: int, pidfd: int, reap: Callable[[], int]) -> None:
         self.name = name
         self.log = log
+        self.pid: Final = pid
+        self._pidfd: int | None = pidfd
+        self._reap = reap
+        self._status: int | None = None
+        self._is_paused = False
+
+    @classmethod
+    def run(cls, name: str, command: Sequence[str], log: Path, **options: Any) -> Process:
+        """Run a command.
+
+        Args:
+            name: For messages.
+            command: What to run.
+            log: Its stdout and stderr are appended there.
+            options: For ``Popen``: ``env``, ``umask``, ``cwd``.
+        """
         with log.open("ab") as output:
-            self._popen = subprocess.Popen(
+            popen = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -118,16 +142,31 @@ class Process:
                 preexec_fn=partial(die_with_parent, os.getpid()),
                 **options,
             )
-        self.pid: Final = self._popen.pid
-        self._pidfd: int | None = os.pidfd_open(self.pid)
-        self._is_paused = False
+        return cls(name, log, popen.pid, os.pidfd_open(popen.pid), popen.wait)
+
+    @classmethod
+    def fork(
+        cls,
+        nursery: Nursery,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        log: Path,
+        *,
+        env: Mapping[str, str],
+        fds: Sequence[int] = (),
+    ) -> Process:
+        """Run the ``main`` of a module in a fork of the nursery; see ``Nursery.spawn``."""
+        with log.open("ab") as output:
+            pid, pidfd = nursery.spawn(module, arguments, env, output.fileno(), fds)
+        return cls(name, log, pid, pidfd, partial(nursery.wait, pid))
 
     # --- Life ---------------------------------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
         """Whether the process has not ended."""
-        return self._popen.poll() is None
+        return self._pidfd is not None and not _is_readable(self._pidfd, 0.0)
 
     def send_signal(self, number: int) -> None:
         """Send a signal; nothing happens if the process has ended."""
@@ -149,13 +188,13 @@ class Process:
     def wait_ended(self, timeout_s: float = PATIENCE_S) -> int:
         """Wait for its end; return the exit status, -n if signal n killed it."""
         if self._pidfd is not None:
-            poller = select.poll()
-            poller.register(self._pidfd, select.POLLIN)
-            if not poller.poll(timeout_s * 1000):
+            if not _is_readable(self._pidfd, timeout_s):
                 raise AssertionError(f"{self.name} did not end in {timeout_s:g} s\n{self.tail()}")
             os.close(self._pidfd)
             self._pidfd = None
-        return self._popen.wait()
+        if self._status is None:
+            self._status = self._reap()
+        return self._status
 
     def kill(self) -> None:
         """End it with SIGKILL and wait until it is gone."""

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 
 from tests.support.children import take_ports, until
 from tests.support.kv_cache import CacheShape
+from tests.support.nursery import Nursery
 from tests.support.processes import Daemon, End, WorkerProcess
 
 Mode = Literal["read", "write"]
@@ -96,6 +97,7 @@ class Cluster:
         shape: Of the caches; its TP size is ignored.
         settings: Of all daemons.
         faults: Of all daemons' engines; see ``Daemon``.
+        nursery: Of the processes.
     """
 
     def __init__(
@@ -105,6 +107,8 @@ class Cluster:
         shape: CacheShape | None = None,
         settings: Mapping[str, str] | None = None,
         faults: str | None = "",
+        *,
+        nursery: Nursery,
     ) -> None:
         self.tp_sizes = dict(zip(_SIDES, tp_sizes, strict=True))
         self.ranks: list[Rank] = []
@@ -124,7 +128,8 @@ class Cluster:
                     "daemon.tp_size": str(self.tp_sizes[side]),
                     "control.base_port": str(base_port),
                 }
-                daemon = Daemon(folder / side, {**FAST_SETTINGS, **(settings or {}), **own}, faults)
+                chosen = {**FAST_SETTINGS, **(settings or {}), **own}
+                daemon = Daemon(folder / side, chosen, faults, nursery)
                 self.ranks.append(Rank(side, tp_rank, daemon))
 
     # --- Processes ----------------------------------------------------------------------------

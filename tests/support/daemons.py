@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -71,7 +72,10 @@ def address_of(daemon: Daemon) -> PeerAddress:
 
 def free_base_port(count: int) -> int:
     """Return the first of ``count`` ports in a row that nobody listens on now."""
-    for base in _PORTS:
+    # Each test process begins elsewhere: between the look and the use of a port there is a gap.
+    turn = os.getpid() % len(_PORTS)
+    bases: list[int] = [*_PORTS[turn:], *_PORTS[:turn]]
+    for base in bases:
         if all(_is_free(base + offset) for offset in range(count)):
             return base
     raise AssertionError("no free ports")

@@ -1,10 +1,10 @@
 """``moriiod serve`` with a faulty engine, for tests that run it in a process of its own.
 
-    python -m tests.support.e2e_daemon FAULTS section.key=value ...
+    main(FAULTS, section.key=value, ...)
 
 FAULTS is what ``engines.faulty.parse_faults`` reads; after a semicolon may follow what happens to
-the first operations, in order: ``seed=7;stall stall fail``. SIGUSR1 opens the gate that held and
-late operations wait at, SIGUSR2 closes it for those that come later.
+the first operations, in order: ``seed=7;stall stall fail``. ``PLAIN`` is the real engine.
+SIGUSR1 opens the gate that held and late operations wait at, SIGUSR2 closes it for later ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
+from collections.abc import Sequence
+from typing import Final
 
 from moriiod.config.load import load
 from moriiod.core.ids import Epoch
@@ -21,13 +22,18 @@ from moriiod.engines.base import RegionExporter
 from moriiod.engines.factory import make_engine
 from moriiod.engines.faulty import Fault, FaultyEngine, parse_faults
 
+#: Instead of FAULTS.
+PLAIN: Final = "plain"
 
-def main(arguments: list[str]) -> int:
+
+def main(arguments: Sequence[str]) -> int:
     """Run until stopped; return the exit status."""
-    chances, _, script = arguments[0].partition(";")
-    faults, first = parse_faults(chances), [Fault(word) for word in script.split()]
     values = dict(argument.split("=", 1) for argument in arguments[1:])
     loaded = load(values, os.environ)
+    if arguments[0] == PLAIN:
+        return serve(loaded)
+    chances, _, script = arguments[0].partition(";")
+    faults, first = parse_faults(chances), [Fault(word) for word in script.split()]
     chunk_bytes = loaded.config.engine.shm_chunk_bytes
 
     def make(exporter: RegionExporter, epoch: Epoch) -> FaultyEngine:
@@ -39,7 +45,3 @@ def main(arguments: list[str]) -> int:
         return engine
 
     return serve(loaded, make)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

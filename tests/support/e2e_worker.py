@@ -1,6 +1,6 @@
 """A worker in a process of its own: a client, a KV cache without torch, and a test's commands.
 
-    python -m tests.support.e2e_worker '{"socket_path": ..., "fds": [...], "channel": 5, ...}'
+    main('{"socket_path": ..., "fds": [...], "channel": 5, ...}')
 
 Commands and answers are JSON objects, one a packet. A command that opens a transfer is answered
 when the transfer ends, by ``{"ended": ...}``; before that, the blocks are checked and given back
@@ -13,7 +13,7 @@ import dataclasses
 import json
 import select
 import socket
-import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -182,6 +182,11 @@ class Worker:
         used = [block for held in self._held.values() for block in held.blocks]
         return {"touched": self._cache.find_touched(used)}
 
+    def _sync(self) -> dict[str, Any]:
+        """The daemon has taken in everything that was sent to it."""
+        self._client.ping()
+        return {}
+
     def _look(self) -> dict[str, Any]:
         problems = [f"{p.request} {p.code}: {p.message}" for p in self._client.take_problems()]
         return {
@@ -192,9 +197,9 @@ class Worker:
         }
 
 
-def main(text: str) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Connect, register, report, serve."""
-    setup = json.loads(text)
+    setup = json.loads(arguments[0])
     channel = socket.socket(fileno=setup["channel"])
     shape = CacheShape(**setup["shape"])
     cache = KvCache(shape, setup["fds"], is_new=True)
@@ -203,7 +208,3 @@ def main(text: str) -> None:
         worker = Worker(cache, client, setup["tp_rank"], channel)
         channel.sendall(json.dumps({"ready": client.epoch}).encode())
         worker.serve()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -225,12 +225,12 @@ class FakeDaemon:
             route, *frames = self._router.recv_multipart()
             frame = decode_request(frames)
             reply = self._answer_to(route, frame)
+            with self._news:  # before the reply: who has that may look at once
+                self.requests.append(frame.body)
+                self._news.notify_all()
             if reply is not None:
                 self._send(route, ReplyFrame(frame.sequence, self.epoch, reply))
             self._after(route, frame.body)
-            with self._news:
-                self.requests.append(frame.body)
-                self._news.notify_all()
 
     def _answer_to(self, route: bytes, frame: RequestFrame) -> Reply | None:
         scripted = self.answers.get(type(frame.body))

@@ -100,9 +100,12 @@ class Pair:
 
 
 def wait_in_flight(daemon: Daemon, n_ops: int = 1) -> None:
-    """Wait until the engine of a daemon has so many operations."""
+    """Wait until the engine of a daemon has so many operations or more.
+
+    A push may be one operation, or one for each layer.
+    """
     until(
-        lambda: daemon.status()["counters"]["shells"]["engine_ops"] == n_ops,
+        lambda: daemon.status()["counters"]["shells"]["engine_ops"] >= n_ops,
         f"{n_ops} operations in {daemon.name}",
     )
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.children import short_folder
+from tests.support.children import clean_environment, short_folder
 from tests.support.kv_cache import CacheShape
+from tests.support.nursery import Nursery
 from tests.support.pair import Pair
 from tests.support.processes import Daemon, WorkerProcess
 
@@ -25,13 +26,35 @@ def folder() -> Iterator[Path]:
         yield path
 
 
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Return where workers and daemons with faults are forked."""
+    made = Nursery(clean_environment())
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def make_daemon(folder: Path) -> Generator[DaemonMaker, None, None]:
+def usual_faults() -> str | None:
+    """Return how daemons run unless told otherwise: None = as users run them."""
+    return None
+
+
+@pytest.fixture
+def make_daemon(
+    folder: Path, nursery: Nursery, usual_faults: str | None
+) -> Generator[DaemonMaker, None, None]:
     """Return a maker of daemons that are not started; ends them and shows their logs."""
     made: list[Daemon] = []
 
-    def make(name: str = "p", settings: Mapping[str, str] | None = None, **more: Any) -> Daemon:
-        made.append(Daemon(folder / name, settings, **more))
+    def make(
+        name: str = "p",
+        settings: Mapping[str, str] | None = None,
+        faults: str | None = None,
+        **more: Any,
+    ) -> Daemon:
+        faults = usual_faults if faults is None else faults
+        made.append(Daemon(folder / name, settings, faults, nursery, **more))
         return made[-1]
 
     yield make
@@ -67,8 +90,8 @@ def make_pair(make_daemon: DaemonMaker, make_worker: WorkerMaker) -> PairMaker:
         decode_faults: str | None = None,
         shape: CacheShape | None = None,
     ) -> Pair:
-        prefill = make_daemon("p", settings, faults=prefill_faults)
-        decode = make_daemon("d", settings, faults=decode_faults)
+        prefill = make_daemon("p", settings, prefill_faults)
+        decode = make_daemon("d", settings, decode_faults)
         for daemon in (prefill, decode):
             daemon.launch()
         for daemon in (prefill, decode):

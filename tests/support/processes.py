@@ -32,6 +32,7 @@ from tests.support.children import (
 )
 from tests.support.e2e_worker import PACKET_BYTES
 from tests.support.kv_cache import CacheShape, KvCache, make_memory
+from tests.support.nursery import Nursery
 
 
 class Daemon:
@@ -40,10 +41,12 @@ class Daemon:
     Args:
         folder: Its runtime directory; the last part of its path names the instance.
         settings: By name, ``section.key``; over the defaults of a single rank on ``HOST``.
-        faults: Run it with a faulty engine, see ``engines.faulty.parse_faults``; "" = one that
-            takes half a millisecond for each ``engine.shm_chunk_bytes``. None = the real command.
-        wrapper: A command that runs the rest of its arguments: ``setpriv``, ``taskset``.
-        popen: For ``Popen``: ``umask``, ``cwd``.
+        faults: None = run the real command. Anything else is forked from the nursery: ``PLAIN``
+            with the real engine, else with a faulty one, see ``e2e_daemon``; "" is one that takes
+            half a millisecond for each ``engine.shm_chunk_bytes``.
+        nursery: Where it is forked.
+        wrapper: For the real command, one that runs the rest of its arguments: ``setpriv``.
+        popen: For the real command, options of ``Popen``: ``umask``, ``cwd``.
     """
 
     def __init__(
@@ -51,11 +54,13 @@ class Daemon:
         folder: Path,
         settings: Mapping[str, str] | None = None,
         faults: str | None = None,
+        nursery: Nursery | None = None,
         wrapper: Sequence[str] = (),
         **popen: Any,
     ) -> None:
         self.folder = folder
         self.faults = faults
+        self.nursery = nursery
         self.settings: dict[str, str] = {
             "daemon.tp_rank": "0",
             "daemon.tp_size": "1",
@@ -83,8 +88,20 @@ class Daemon:
         notify_path = self.folder.parent / f"{self.name}.notify"
         self._notify = NotifySocket(str(notify_path))
         env = clean_environment(**{"NOTIFY_SOCKET": str(notify_path), **self.environment})
-        command = [*self._wrapper, *self._command()]
-        self._process = Process(self.name, command, log, env=env, **self._popen)
+        if self.faults is None:
+            command = [*self._wrapper, *self._command()]
+            self._process = Process.run(self.name, command, log, env=env, **self._popen)
+            return
+        assert self.nursery is not None
+        values = [f"{name}={value}" for name, value in self.settings.items()]
+        self._process = Process.fork(
+            self.nursery,
+            self.name,
+            "tests.support.e2e_daemon",
+            [self.faults, *values],
+            log,
+            env=env,
+        )
 
     def wait_ready(self, timeout_s: float = PATIENCE_S) -> None:
         """Wait for READY=1; fail if the process ends first."""
@@ -125,9 +142,6 @@ class Daemon:
             self._notify = None
 
     def _command(self) -> list[str]:
-        if self.faults is not None:
-            values = [f"{name}={value}" for name, value in self.settings.items()]
-            return [sys.executable, "-m", "tests.support.e2e_daemon", self.faults, *values]
         flags = [(SETTINGS[name].flag, value) for name, value in self.settings.items()]
         return [sys.executable, "-m", "moriiod", "serve", *itertools.chain.from_iterable(flags)]
 
@@ -242,12 +256,15 @@ class WorkerProcess:
             "channel": theirs.fileno(),
         }
         with theirs:
-            self.process = Process(
+            assert daemon.nursery is not None
+            self.process = Process.fork(
+                daemon.nursery,
                 self.name,
-                [sys.executable, "-m", "tests.support.e2e_worker", json.dumps(setup)],
+                "tests.support.e2e_worker",
+                [json.dumps(setup)],
                 daemon.folder.parent / f"{self.name}.log",
                 env=clean_environment(),
-                pass_fds=(*self._fds, theirs.fileno()),
+                fds=(*self._fds, theirs.fileno()),
             )
 
     def wait_ready(self, timeout_s: float = PATIENCE_S) -> Self:

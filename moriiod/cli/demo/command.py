@@ -137,7 +137,10 @@ def demo(  # noqa: PLR0913 - one argument for each option
         bool, typer.Option("--allow-uneven", help="Set topology.allow_uneven on both sides.")
     ] = False,
     seed: Annotated[
-        int, typer.Option(min=0, max=1 << 32, help="Chooses bytes, sizes and block tables.")
+        int,
+        typer.Option(
+            min=0, max=1 << 32, metavar="N", help="Chooses bytes, sizes and block tables."
+        ),
     ] = 1,
     timeout_s: Annotated[
         float,

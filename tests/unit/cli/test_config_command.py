@@ -62,6 +62,7 @@ def test_M5_check_prints_warnings_and_still_succeeds(
     assert main(["config", "check", str(path)]) == 0
     captured = capsys.readouterr()
     assert "moriiod: warning: control.base_port = 49657" in captured.err
+    assert "moriiod: warning: engine mori is not in this build" in captured.err
     assert captured.out.count("\n") == 1
 
 

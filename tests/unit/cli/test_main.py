@@ -150,8 +150,9 @@ def test_C1_a_typo_in_a_file_is_78_with_file_line_key_and_nearest(
 
 
 def test_version_names_the_build_and_the_protocol(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["version"]) == 0
-    assert capsys.readouterr().out.startswith(f"moriiod {moriiod.__version__} (peer protocol 1")
+    for arguments in (["version"], ["--version"]):
+        assert cli.main(arguments) == 0
+        assert capsys.readouterr().out.startswith(f"moriiod {moriiod.__version__} (peer protocol 1")
 
 
 def test_a_lazy_command_that_is_not_in_this_build_is_unknown(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -91,23 +92,27 @@ def test_C1_a_file_without_end_is_not_read(tmp_path: Path) -> None:
         read_toml(str(path))
 
 
-@pytest.fixture
+@contextmanager
 def other_user() -> Iterator[None]:
-    """Be nobody for the length of a test, where that is possible."""
+    """Be nobody for a while, where that is possible."""
     if os.geteuid() != 0:
         yield
         return
     os.seteuid(65534)
-    yield
-    os.seteuid(0)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
-def test_C1_a_file_that_may_not_be_read_is_named(other_user: None) -> None:
+def test_C1_a_file_that_may_not_be_read_is_named() -> None:
+    # Not tmp_path: pytest makes its folders for the owner only.
     with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
         path = Path(folder) / "moriiod.toml"
         path.write_text("[control]\n")
         path.chmod(0)
-        with pytest.raises(ConfigError, match="Permission denied"):
+        with other_user(), pytest.raises(ConfigError, match="Permission denied"):
             read_toml(str(path))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moriiod.core.requests import ClientEvent, Done, Ping, Reply, Request
+from moriiod.core.requests import ClientEvent, Done, Ping, Reply, Request, TransferEnded
 from moriiod.errors import (
     InvalidArgument,
     MalformedFrame,
@@ -144,3 +144,10 @@ def test_Z7_body_over_the_limit_is_refused_on_both_sides() -> None:
         decode_request(encode_request(frame), max_body_bytes=16)
     with pytest.raises(TooLarge):
         encode_reply(ReplyFrame(1, EPOCH, REPLIES[1]), max_body_bytes=16)
+
+
+def test_end_of_a_transfer_over_4_gib_survives_the_wire() -> None:
+    """Found by a new user: it was a count, and the worker was never told of the end."""
+    ended = TransferEnded("t", "pull", "received", "acked", n_bytes=(1 << 32) + 1)
+    frame = EventFrame(1, EPOCH, ended)
+    assert decode_reply(encode_reply(frame)) == frame

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from tests.support.children import until
 from tests.support.cluster import running_cluster
+from tests.support.e2e_daemon import FENCES_AT_ONCE
 from tests.support.kv_cache import CacheShape, Origin
 from tests.support.nursery import Nursery
-from tests.support.pair import wait_in_flight
+from tests.support.pair import open_gate, wait_in_flight
 from tests.support.process_fixtures import PairMaker
 
 N_TRANSFERS = 256
@@ -79,6 +80,20 @@ def test_T7_one_failure_does_not_stick_to_a_healthy_pair(make_pair: PairMaker) -
         assert results["failed"] == 1
         assert results["ok"] >= 1
     pair.check_untouched()
+
+
+def test_planted_daemon_that_takes_silence_for_death_is_found(make_pair: PairMaker) -> None:
+    fast = {"control.heartbeat_interval_s": "0.1", "control.link_timeout_s": "0.5"}
+    pair = make_pair(fast, prefill_faults="late=1", decode_faults=FENCES_AT_ONCE)
+    pair.write("t1")
+    wait_in_flight(pair.prefill)
+    pair.prefill.process.pause()
+    assert pair.consumer.wait_end("reserve", "t1").outcome == "failed"
+    assert pair.consumer.ask("sweep")["touched"] == ""
+    open_gate(pair.prefill)
+    pair.prefill.process.resume()
+    assert pair.producer.wait_end("push", "t1").outcome == "failed"
+    assert "block 5" in pair.consumer.ask("sweep")["touched"], "the late write was not seen"
 
 
 def test_planted_wrong_byte_and_planted_late_write_are_found(make_pair: PairMaker) -> None:

@@ -3,7 +3,8 @@
     main(FAULTS, section.key=value, ...)
 
 FAULTS is what ``engines.faulty.parse_faults`` reads; after a semicolon may follow what happens to
-the first operations, in order: ``seed=7;stall stall fail``. ``PLAIN`` is the real engine.
+the first operations, in order: ``seed=7;stall stall fail``. ``PLAIN`` is the real engine, and
+``FENCES_AT_ONCE`` as well, in a daemon that takes silence for death: a planted bug.
 SIGUSR1 opens the gate that held and late operations wait at, SIGUSR2 closes it for later ones.
 """
 
@@ -17,6 +18,7 @@ from typing import Final
 
 from moriiod.config.load import load
 from moriiod.core.ids import Epoch
+from moriiod.core.peers import Peer, Peers
 from moriiod.daemon.lifecycle import serve
 from moriiod.engines.base import RegionExporter
 from moriiod.engines.factory import make_engine
@@ -24,13 +26,16 @@ from moriiod.engines.faulty import Fault, FaultyEngine, parse_faults
 
 #: Instead of FAULTS.
 PLAIN: Final = "plain"
+FENCES_AT_ONCE: Final = "fences at once"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run until stopped; return the exit status."""
     values = dict(argument.split("=", 1) for argument in arguments[1:])
     loaded = load(values, os.environ)
-    if arguments[0] == PLAIN:
+    if arguments[0] == FENCES_AT_ONCE:
+        Peers.fence = _fence_at_once  # type: ignore[assignment]
+    if arguments[0] in (PLAIN, FENCES_AT_ONCE):
         return serve(loaded)
     chances, _, script = arguments[0].partition(";")
     faults, first = parse_faults(chances), [Fault(word) for word in script.split()]
@@ -45,3 +50,10 @@ def main(arguments: Sequence[str]) -> int:
         return engine
 
     return serve(loaded, make)
+
+
+def _fence_at_once(peers: Peers, peer: Peer) -> None:
+    """Claim without any proof that nothing of a peer touches our memory any more."""
+    peer.is_fenced = True
+    for user in list(peer.users):
+        user.peer_fenced()

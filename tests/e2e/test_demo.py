@@ -262,7 +262,8 @@ def test_daemon_that_cannot_start_shows_why(folder: Path) -> None:
     "arguments",
     [
         ("--prefill-tp", "4", "--decode-tp", "6"),
-        ("--kv-heads", "8"),
+        ("--kv-heads", "6"),
+        ("--model", "no-such"),
         ("--engine", "pigeon"),
         ("--prefill-instances", "2", "--requests", "1"),
         ("--mode", "both-ways"),

@@ -34,6 +34,15 @@ KILLED = (
 Resources = dict[str, tuple[int, list[str]]]
 
 
+def nothing_is_added(before: Resources, after: Resources) -> bool:
+    """Whether every process holds the same memory, and no more descriptors (a passing one, of a
+    status request that was still being closed, may have been counted before)."""
+    return before.keys() == after.keys() and all(
+        after[name][0] <= n_fds and after[name][1] == memfds
+        for name, (n_fds, memfds) in before.items()
+    )
+
+
 def say(text: str) -> None:
     print(text)  # noqa: T201 - pytest shows it with a failure
 
@@ -74,7 +83,7 @@ def check_recovered(cluster: Cluster, dice: random.Random, before: Resources) ->
     cluster.check_empty(ignore="messages unanswered")
     cluster.transfer_all(dice)
     cluster.check_empty()
-    until(lambda: cluster.resources() == before, f"as before: {before}, not {cluster.resources()}")
+    until(lambda: nothing_is_added(before, cluster.resources()), f"no more than {before}")
 
 
 @pytest.mark.parametrize("killed", KILLED)

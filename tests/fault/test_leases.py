@@ -108,7 +108,9 @@ def test_L2_both_sides_abort_a_write_in_flight_and_both_are_told_once(make_pair:
     pair.producer.ask("abort", transfer_id="t1", role="push")
     pair.consumer.ask("abort", transfer_id="t1", role="reserve")
     pushed, reserved = pair.write_ends("t1")
-    assert (pushed.outcome, reserved.outcome) == ("failed", "failed")
+    assert reserved.outcome == "failed"
+    # The consumer may have been heard before the worker.
+    assert (pushed.outcome, pushed.reason) in (("failed", "ABORTED"), ("released", "aborted"))
     pair.check_works()
     assert not has_ended(pair.producer)
     assert not has_ended(pair.consumer)

@@ -27,8 +27,9 @@ LONG_PAUSE_S = 2.5
 #: What is killed, one side or both: the daemon, the worker, or both of a rank at once; and the
 #: number of the scenario.
 KILLED = (
-    *("P-daemon-0", "P-daemon-1", "D-daemon-0", "D-daemon-1", "PD-daemon-0"),
-    *("P-worker-0", "D-worker-0", "P-rank-0", "D-rank-0"),
+    *("P-daemon-0", "P-daemon-1", "D-daemon-0", "D-daemon-1", "PD-daemon-0", "PD-daemon-1"),
+    *("P-worker-0", "P-worker-1", "D-worker-0", "D-worker-1"),
+    *("P-rank-0", "D-rank-0", "PD-rank-0", "PD-worker-0"),
 )
 
 Resources = dict[str, tuple[int, list[str]]]

@@ -132,9 +132,10 @@ class ControlSection(Section):
         default=60.0, description="A lost peer that nothing waits for is forgotten after so long."
     )
     legacy_acks: Annotated[bool, Switch()] = Field(
-        default=True,
+        default=False,
         description="Take the ACKs of peers that speak the in-process connector's protocol "
-        "(plain transfer ids and its release message).",
+        "(plain transfer ids and its release message). They have no epoch and no claim: whoever "
+        "reaches the control port can end a lease that nobody has claimed yet.",
     )
 
 

@@ -12,9 +12,9 @@ import zmq
 
 from moriiod.client.base import status_text
 from moriiod.client.channel import check_socket_path, open_dealer
+from moriiod.core.faults import to_error
 from moriiod.core.requests import GetStatus, Ping, Refused, Request
 from moriiod.errors import DaemonLost
-from moriiod.wire.errors import to_error
 from moriiod.wire.ipc import ReplyFrame, RequestFrame, decode_reply, encode_request
 
 _SEQUENCE: Final = 1

@@ -20,10 +20,10 @@ from moriiod.client.registration import (
     Step,
     raise_if_refused,
 )
+from moriiod.core.faults import to_error
 from moriiod.core.ids import Epoch, Generation
 from moriiod.core.requests import Attach, Attached, Orphan, Refused, Reply
 from moriiod.errors import UnexpectedMessage
-from moriiod.wire.errors import to_error
 from moriiod.wire.fdsocket import FdMessage, WorkerHello, WorkerWelcome
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from moriiod.client.calls import TransferCalls
 from moriiod.client.session import Phase
 from moriiod.client.types import ClientSettings, ClientState, MemoryRegion, Registration
+from moriiod.core.faults import to_error
 from moriiod.core.geometry import KvGroup
 from moriiod.core.ids import MAX_GROUPS, MAX_REGIONS
 from moriiod.core.requests import (
@@ -22,7 +23,6 @@ from moriiod.core.requests import (
     UnregisterCaches,
 )
 from moriiod.errors import DaemonLost, InvalidArgument, MoriiodError, UnexpectedMessage
-from moriiod.wire.errors import to_error
 from moriiod.wire.memfd import check_sealed_memfd
 
 if TYPE_CHECKING:

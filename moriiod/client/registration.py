@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moriiod.client.types import Registration
+from moriiod.core.faults import to_error
 from moriiod.core.requests import Done, Refused, RegisterCaches, Reply, Request
 from moriiod.errors import (
     Busy,
@@ -13,7 +14,6 @@ from moriiod.errors import (
     TransferConflict,
     UnexpectedMessage,
 )
-from moriiod.wire.errors import to_error
 from moriiod.wire.fdsocket import FdMessage, FdRefused, OfferRegion, RegionTaken
 
 

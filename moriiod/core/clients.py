@@ -21,7 +21,7 @@ from moriiod.core.effects import (
     ReplyToClient,
     SendEvent,
 )
-from moriiod.core.faults import refused
+from moriiod.core.faults import to_refused
 from moriiod.core.geometry import CacheLayout
 from moriiod.core.ids import ClientRoute, Generation
 from moriiod.core.layout import check_layout
@@ -258,7 +258,7 @@ class Clients:
             self._ctx.problem("engine_event_unexpected", "memory refused")
             return
         client.memory, client.layout = Memory.NONE, None
-        self._answer_registration(client, refused(error))
+        self._answer_registration(client, to_refused(error))
         self._release_if_unused(client)
 
     def unregister(self, client: Client) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from moriiod.core.blocks import unpack_groups
 from moriiod.core.clients import Client
 from moriiod.core.fanin import AckVerdict, FanIn, TransferAck
-from moriiod.core.faults import wire_error
+from moriiod.core.faults import to_wire_error
 from moriiod.core.headplan import HeadRule
 from moriiod.core.ids import AttemptId, Epoch
 from moriiod.core.messages import Ack, Claim, Revoke
@@ -238,7 +238,7 @@ class Lease(Transfer):
         self.table.disarm_expiry(self)
         self.enter("revoking", error.code)
         for claim in self.open_claims():
-            revoke = Revoke(self.transfer_id, claim.pull_id, self.lease_id, wire_error(error))
+            revoke = Revoke(self.transfer_id, claim.pull_id, self.lease_id, to_wire_error(error))
             self.table.peers.post(claim.peer, ("revoke", claim.pull_id), revoke)
             if not claim.peer.is_up and not claim.peer.is_fenced:
                 self.table.peers.fence(claim.peer)

@@ -10,7 +10,7 @@ from moriiod.core.blocks import count_blocks, unpack_groups
 from moriiod.core.clients import Client
 from moriiod.core.early import Early
 from moriiod.core.fanin import EarlyAcks, TransferAck
-from moriiod.core.faults import wire_error
+from moriiod.core.faults import to_wire_error
 from moriiod.core.ids import AttemptId, TransferId
 from moriiod.core.lease import ClaimKey, Lease
 from moriiod.core.messages import (
@@ -25,8 +25,8 @@ from moriiod.core.messages import (
 from moriiod.core.parts import Parts
 from moriiod.core.peers import Peer
 from moriiod.core.requests import Publish
-from moriiod.core.transfers import Memorial
-from moriiod.errors import MoriiodError, TransferAborted, TransferConflict, UnknownTransfer
+from moriiod.core.transfers import Memorial, is_repeat
+from moriiod.errors import MoriiodError, TransferAborted, UnknownTransfer
 
 
 class Leases:
@@ -74,11 +74,8 @@ class Leases:
         Raises:
             MoriiodError: Nothing was opened; says why.
         """
-        live = self._live.get(request.transfer_id)
-        if live is not None:
-            if live.client is client and live.request == request:
-                return
-            raise TransferConflict("this transfer id is live", transfer_id=request.transfer_id)
+        if is_repeat(self._live.get(request.transfer_id), client, request):
+            return
         layout = client.registered_layout
         self._admission.check(client, count_blocks(request.blocks))
         blocks = unpack_groups(request.blocks, layout, distinct=False)
@@ -136,7 +133,7 @@ class Leases:
         self.peers.send(peer.epoch, granted)
 
     def _refuse(self, peer: Peer, message: Claim, error: MoriiodError) -> None:
-        refusal = ClaimRefused(message.transfer_id, message.pull_id, wire_error(error))
+        refusal = ClaimRefused(message.transfer_id, message.pull_id, to_wire_error(error))
         self.peers.send(peer.epoch, refusal)
 
     def _give_up_claim(self, peer: Peer, message: Claim) -> None:

@@ -17,7 +17,7 @@ from moriiod.core import topology
 from moriiod.core.address import Endpoint
 from moriiod.core.context import Context
 from moriiod.core.effects import CloseRoute, OpenRoute, SendToPeer
-from moriiod.core.faults import from_wire, wire_error
+from moriiod.core.faults import to_error, to_wire_error
 from moriiod.core.ids import AttemptId, Epoch, Generation, PeerRoute
 from moriiod.core.messages import (
     PROTOCOL_VERSIONS,
@@ -254,7 +254,7 @@ class Links:
         if link is None or message.nonce != link.nonce:
             self._ctx.problem("stale_handshake", route)
             return
-        self._refuse(link, from_wire(message.error))
+        self._refuse(link, to_error(message.error))
 
     def _refuse(self, link: Link, error: MoriiodError) -> None:
         self._fail_waiters(link, error)
@@ -279,7 +279,7 @@ class Links:
         error = self._objection(epoch, message)
         if error is not None:
             self._ctx.problem("hello_refused", f"{error.code}: {error.message}")
-            self._ctx.emit(SendToPeer(route, HelloRefused(message.nonce, wire_error(error))))
+            self._ctx.emit(SendToPeer(route, HelloRefused(message.nonce, to_wire_error(error))))
             return
         version = max(set(message.versions) & set(PROTOCOL_VERSIONS))
         if self._peers.get(epoch) is None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from moriiod.core.address import Endpoint
 from moriiod.core.blocks import unpack_groups
 from moriiod.core.clients import Client
-from moriiod.core.faults import from_wire
+from moriiod.core.faults import to_error
 from moriiod.core.ids import OpId
 from moriiod.core.links import Expected
 from moriiod.core.messages import Ack, AckConfirmed, Claim, ClaimGranted, ClaimRefused, Revoke
@@ -176,7 +176,7 @@ class PullLeg:
         """The producer has no such lease for us."""
         if self.state is LegState.CLAIMING:
             self._close()
-            self._failed(from_wire(message.error))
+            self._failed(to_error(message.error))
 
     def revoked(self, message: Revoke) -> None:
         """The producer ends the lease; our Ack is what it waits for."""
@@ -184,7 +184,7 @@ class PullLeg:
             self.lease_id = message.lease_id
             self.state = LegState.HOLDING
         if self.state in (LegState.HOLDING, LegState.READING, LegState.READ):
-            self._failed(from_wire(message.error))
+            self._failed(to_error(message.error))
             if self.state is LegState.HOLDING and self.peer is not None:
                 self._ack(self.peer, ok=False)
 

@@ -30,6 +30,7 @@ from moriiod.core.pull import RENEW_AFTER, LegState, Pull, PullLeg
 from moriiod.core.reading import Wanted
 from moriiod.core.requests import PeerAddress, Reject
 from moriiod.core.requests import Pull as PullRequest
+from moriiod.core.transfers import is_repeat
 from moriiod.errors import MoriiodError, TransferConflict, TransferTimedOut, UnknownTransfer
 
 #: Never ask for a renewal more often than this, seconds.
@@ -67,11 +68,8 @@ class Pulls:
         Raises:
             MoriiodError: Nothing was started; says why.
         """
-        live = self._live.get(request.transfer_id)
-        if live is not None:
-            if live.client is client and live.request == request:
-                return
-            raise TransferConflict("this transfer id is live", transfer_id=request.transfer_id)
+        if is_repeat(self._live.get(request.transfer_id), client, request):
+            return
         layout = client.registered_layout
         self._admission.check(client, count_blocks(request.local_blocks))
         pull = Pull(self, client, request)

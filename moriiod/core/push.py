@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from moriiod.core.blocks import pair_for_write, tables_of, unpack_groups
 from moriiod.core.clients import Client
-from moriiod.core.faults import wire_error
+from moriiod.core.faults import to_wire_error
 from moriiod.core.headplan import GroupHeads, HeadRule
 from moriiod.core.ids import OpId
 from moriiod.core.messages import Grant, WriteDone, WriteFailed
@@ -167,7 +167,7 @@ class PushTarget:
             return
         self.state = TargetState.CLOSED
         self._let_go()
-        failed = WriteFailed(self.push.transfer_id, self.grant.grant_id, wire_error(self.error))
+        failed = WriteFailed(self.push.transfer_id, self.grant.grant_id, to_wire_error(self.error))
         self.push.table.tell_end(self.peer, failed)
         self.push.later_advance()
 

@@ -8,7 +8,7 @@ from functools import partial
 from moriiod.core.blocks import count_blocks, unpack_groups
 from moriiod.core.clients import Client
 from moriiod.core.early import Early
-from moriiod.core.faults import wire_error
+from moriiod.core.faults import to_wire_error
 from moriiod.core.headplan import HeadRule
 from moriiod.core.ids import AttemptId, Epoch, TransferId
 from moriiod.core.messages import (
@@ -24,11 +24,10 @@ from moriiod.core.peers import Peer
 from moriiod.core.push import Push
 from moriiod.core.requests import LayerReady, Seal
 from moriiod.core.requests import Push as PushRequest
-from moriiod.core.transfers import Memorial
+from moriiod.core.transfers import Memorial, is_repeat
 from moriiod.errors import (
     MoriiodError,
     TransferAborted,
-    TransferConflict,
     TransferTimedOut,
     UnknownTransfer,
 )
@@ -82,11 +81,8 @@ class Pushes:
         Raises:
             MoriiodError: Nothing was started; says why.
         """
-        live = self._live.get(request.transfer_id)
-        if live is not None:
-            if live.client is client and live.request == request:
-                return
-            raise TransferConflict("this transfer id is live", transfer_id=request.transfer_id)
+        if is_repeat(self._live.get(request.transfer_id), client, request):
+            return
         layout = client.registered_layout
         self._admission.check(client, count_blocks(request.blocks))
         ours = self.ctx.identity
@@ -182,7 +178,9 @@ class Pushes:
         self.peers.send(peer.epoch, GrantAccepted(grant.transfer_id, grant.grant_id))
 
     def _refuse(self, peer: Peer, grant: Grant, error: MoriiodError) -> None:
-        self._answer_once(peer, WriteFailed(grant.transfer_id, grant.grant_id, wire_error(error)))
+        self._answer_once(
+            peer, WriteFailed(grant.transfer_id, grant.grant_id, to_wire_error(error))
+        )
 
     def _answer_once(self, peer: Peer, failed: WriteFailed) -> None:
         """Answer what the consumer repeats until it is answered: nothing of it is kept here."""
@@ -192,7 +190,7 @@ class Pushes:
     def _give_up_grant(self, peer: Peer, grant: Grant) -> None:
         """The grant was accepted, so the consumer asks no more: it has to be told."""
         error = UnknownTransfer("no push of this name here in time")
-        failed = WriteFailed(grant.transfer_id, grant.grant_id, wire_error(error))
+        failed = WriteFailed(grant.transfer_id, grant.grant_id, to_wire_error(error))
         if self.peers.outbox.count(peer.epoch) < self.ctx.settings.max_early:
             self.tell_end(peer, failed)
         else:
@@ -212,7 +210,7 @@ class Pushes:
         failed = WriteFailed(
             message.transfer_id,
             message.grant_id,
-            wire_error(TransferAborted("the grant was taken back")),
+            to_wire_error(TransferAborted("the grant was taken back")),
         )
         self.peers.outbox.confirm(peer.epoch, ("write_end", message.grant_id))
         self._answer_once(peer, failed)

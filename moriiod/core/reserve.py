@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from moriiod.core.address import Endpoint
 from moriiod.core.clients import Client
-from moriiod.core.faults import from_wire
+from moriiod.core.faults import to_error
 from moriiod.core.links import Expected
 from moriiod.core.messages import Grant, RevokeGrant, WriteDone, WriteFailed
 from moriiod.core.peers import Peer
@@ -115,7 +115,7 @@ class GrantLeg:
         if self.is_over:
             return
         self._close(GrantState.CLOSED)
-        self._failed(from_wire(message.error))
+        self._failed(to_error(message.error))
 
     # --- Loss ---------------------------------------------------------------------------------
 

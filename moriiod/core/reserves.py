@@ -17,7 +17,8 @@ from moriiod.core.parts import Parts
 from moriiod.core.peers import Peer
 from moriiod.core.requests import Reserve as ReserveRequest
 from moriiod.core.reserve import GrantLeg, Reserve
-from moriiod.errors import MoriiodError, TransferConflict, TransferTimedOut, UnknownTransfer
+from moriiod.core.transfers import is_repeat
+from moriiod.errors import MoriiodError, TransferTimedOut, UnknownTransfer
 
 
 class Reserves:
@@ -48,11 +49,8 @@ class Reserves:
         Raises:
             MoriiodError: Nothing was started; says why.
         """
-        live = self._live.get(request.transfer_id)
-        if live is not None:
-            if live.client is client and live.request == request:
-                return
-            raise TransferConflict("this transfer id is live", transfer_id=request.transfer_id)
+        if is_repeat(self._live.get(request.transfer_id), client, request):
+            return
         layout = client.registered_layout
         self._admission.check(client, count_blocks(request.blocks))
         unpack_groups(request.blocks, layout, distinct=True)

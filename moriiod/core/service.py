@@ -9,7 +9,7 @@ from moriiod.core import requests as req
 from moriiod.core.clients import Client
 from moriiod.core.effects import ReplyToClient
 from moriiod.core.events import RequestReceived
-from moriiod.core.faults import refused
+from moriiod.core.faults import to_refused
 from moriiod.core.ids import ClientRoute, Role, TransferId
 from moriiod.errors import Draining, InvariantViolation, MoriiodError, UnexpectedMessage
 
@@ -40,7 +40,7 @@ class Service:
         except InvariantViolation:
             raise  # a bug of ours is nobody's refusal
         except MoriiodError as error:
-            reply = refused(error)
+            reply = to_refused(error)
         if reply is not None:
             self._ctx.emit(ReplyToClient(event.route, event.sequence, reply))
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from moriiod.core.clients import Client, Clients
 from moriiod.core.context import Context
 from moriiod.core.effects import Transition
 from moriiod.core.ids import Outcome, Role, TransferId
 from moriiod.core.requests import TransferEnded
-from moriiod.errors import Busy, Draining, InvariantViolation, MoriiodError, TooLarge
+from moriiod.errors import (
+    Busy,
+    Draining,
+    InvariantViolation,
+    MoriiodError,
+    TooLarge,
+    TransferConflict,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,31 @@ class Transfer:
         )
         self._ctx.emit(end)
         self.state = ending.outcome
+
+
+class Requested(Protocol):
+    """A live transfer and what asked for it."""
+
+    client: Client
+    transfer_id: TransferId
+
+    @property
+    def request(self) -> object:
+        """What the worker sent."""
+        ...
+
+
+def is_repeat(live: Requested | None, client: Client, request: object) -> bool:
+    """Whether a request only repeats the one that opened a live transfer (case A10).
+
+    Raises:
+        TransferConflict: The id is live, and is somebody else's or was opened with other values.
+    """
+    if live is None:
+        return False
+    if live.client is client and live.request == request:
+        return True
+    raise TransferConflict("this transfer id is live", transfer_id=live.transfer_id)
 
 
 class Admission:

@@ -22,7 +22,7 @@ from moriiod.core.events import (
     RequestReceived,
     TimerFired,
 )
-from moriiod.core.faults import refused
+from moriiod.core.faults import to_refused
 from moriiod.core.machine import Machine
 from moriiod.core.requests import GetStatus, Reply, StatusDocument
 from moriiod.daemon.clock import Clock, Timer
@@ -200,7 +200,7 @@ class Driver:
             reply = StatusDocument(wiring.render_status())
         except Exception as error:  # noqa: BLE001 - answered, logged and harmless
             _log.error("the status cannot be shown", exc_info=error)
-            reply = refused(InvariantViolation(f"the status cannot be shown: {error!r}"[:500]))
+            reply = to_refused(InvariantViolation(f"the status cannot be shown: {error!r}"[:500]))
         effect = ReplyToClient(event.route, event.sequence, reply)
         wiring.observer.effect(effect, now)
         wiring.outlet.dispatch(effect)

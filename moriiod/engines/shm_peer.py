@@ -10,13 +10,13 @@ from typing import Annotated, Final, NoReturn
 
 from annotated_types import Ge, Le, Len
 
+from moriiod.core.faults import to_error
 from moriiod.core.ids import Epoch, PositiveBytes, ShortText
 from moriiod.core.requests import Refused
 from moriiod.core.strict import Strict
 from moriiod.engines.mapping import MappedRegion
 from moriiod.errors import MoriiodError, SessionFailed, SharedMemoryUnavailable
 from moriiod.wire.codec import Codec
-from moriiod.wire.errors import to_error
 from moriiod.wire.fdsocket import (
     MAX_FDS_PER_PACKET,
     FdRefused,

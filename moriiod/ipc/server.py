@@ -17,10 +17,10 @@ import zmq
 
 from moriiod.core.effects import ReplyToClient, SendEvent
 from moriiod.core.events import RequestReceived
+from moriiod.core.faults import to_refused
 from moriiod.core.ids import ClientRoute, Epoch
 from moriiod.core.requests import Reply
 from moriiod.errors import AddressInUse, ConfigError, MoriiodError
-from moriiod.wire.errors import to_refused
 from moriiod.wire.frames import MAX_BODY_BYTES, MAX_FRAMES
 from moriiod.wire.ipc import (
     EventFrame,

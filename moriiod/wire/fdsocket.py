@@ -19,6 +19,7 @@ from typing import Annotated, Final
 import msgpack
 from annotated_types import Ge, Le, Len
 
+from moriiod.core.faults import to_refused
 from moriiod.core.ids import (
     MAX_REGIONS,
     Epoch,
@@ -30,7 +31,6 @@ from moriiod.core.ids import (
 from moriiod.core.strict import Strict
 from moriiod.errors import MalformedFrame, MoriiodError, TooLarge
 from moriiod.wire.codec import Codec, codec_for
-from moriiod.wire.errors import to_refused
 
 #: Most regions one FetchRegions may name (the kernel passes at most 253 fds in a packet).
 MAX_FDS_PER_PACKET: Final = 128

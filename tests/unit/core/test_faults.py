@@ -6,10 +6,7 @@ import math
 
 import pytest
 
-from moriiod.core.messages import HelloRefused, WireError
-from moriiod.core.requests import Refused
-from moriiod.errors import Busy, InvalidArgument, MoriiodError, error_classes
-from moriiod.wire.errors import (
+from moriiod.core.faults import (
     MAX_FIELD_CHARS,
     MAX_FIELDS,
     MAX_MESSAGE_CHARS,
@@ -17,6 +14,9 @@ from moriiod.wire.errors import (
     to_refused,
     to_wire_error,
 )
+from moriiod.core.messages import HelloRefused, WireError
+from moriiod.core.requests import Refused
+from moriiod.errors import Busy, InvalidArgument, MoriiodError, error_classes
 from moriiod.wire.ipc import ReplyFrame, decode_reply, encode_reply
 from moriiod.wire.peer import PeerFrame, decode_peer, encode_peer
 from tests.support.samples import ATTEMPT, EPOCH
